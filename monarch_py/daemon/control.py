@@ -60,8 +60,8 @@ class Control:
         # the connections that nobody has accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # First the commands that run between two iterations of the loop, then the commands that run
-        # at the same time as the loop.
+        # The first table has the commands that run between two iterations of the loop, the second
+        # table has the commands that run at the same time as the loop.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,

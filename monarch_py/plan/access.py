@@ -37,8 +37,8 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds 1 to frequency (units,) for each access. Raises MonarchError for a number that is not a
-    unit.
+    """Adds 1 to the unit's element of frequency, (units,), for each access. Raises MonarchError for
+    a number that is not a unit.
 
     accesses : a contiguous array of units, NONE where there is no access
     """

@@ -388,8 +388,8 @@ class PositionEstimator:
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """Returns how well the last accesses fit. It goes back by whole observations until it has
-        `accesses` accesses.
+        """Returns how well the last accesses fit. The evidence consists of as many of the last
+        observations as are needed for `accesses` accesses.
 
         Returns one item for all units, and one for the units in runs of the node. An item that
         proves nothing is left out. The list is empty if fewer accesses are known.

@@ -51,7 +51,7 @@ class EpochSchedule:
         return self.samples[low:high]
 
     def rows(self, per_step: int, rows: int) -> Int32s:
-        """Returns the samples in the form that a Loader has, (rows, ranks) int32. Each step takes
+        """Returns the samples in the form of `Loader.rows`, (rows, ranks) int32. Each step takes
         `per_step` rows; a rank with fewer samples is padded with NONE."""
         sizes = np.diff(self.starts)
         assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
@@ -73,7 +73,7 @@ class Deal:
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of an equal batch; None for equal
-        batches, whose sizes differ by at most one, if `per_step` is not a multiple of `ranks`
+        batches, whose sizes differ by one if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """

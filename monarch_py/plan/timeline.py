@@ -183,8 +183,8 @@ class Timeline:
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """Returns the position of the first access in a batch. A training that starts with this
-        batch starts there. Raises ConfigError if there is no such batch."""
+        """Returns the position of the first access in a batch. It is the first position of a
+        training that starts with this batch. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(

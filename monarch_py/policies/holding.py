@@ -1,5 +1,5 @@
-"""Computes which nodes hold each file: its owner, and further nodes that have room left. Adds the
-holders of its samples to a plan.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left. Also adds
+to a plan the holders of the plan's samples.
 
 Every node computes the same result by itself, without communication.
 """

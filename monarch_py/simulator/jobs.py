@@ -34,8 +34,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """Returns the job of a scenario. Every epoch is a new permutation of the files. It is divided
-    into steps, and each step is distributed over the ranks (as by DistributedSampler, but with
+    """Returns the job of a scenario. Every epoch is a new permutation of the files, which is
+    divided into steps. Each step is distributed over the ranks (as by DistributedSampler, but with
     NumPy's generator).
 
     Raises ConfigError if the cluster is too large to be simulated.

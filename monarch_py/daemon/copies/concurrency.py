@@ -14,9 +14,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
 # if they leave more than LOSS times the rate.
 GAIN, LOSS = 1.10, 0.95
-# After a trial, the width (the number of concurrent fills) is kept for some windows before the next
-# trial: FIRST_HOLD windows at the start and after an increase that paid, HOLD windows after a
-# decrease that paid. Each increase that did not pay doubles the number of windows, up to HOLD.
+# A trial that pays is followed at once by a trial in the same direction. After a trial that does
+# not pay, the width (the number of concurrent fills) is kept for some windows before the next
+# trial: HOLD windows after a decrease, twice as many as the last time after an increase, but at
+# most HOLD. The number that is doubled is FIRST_HOLD at the start and after an increase that paid.
 HOLD, FIRST_HOLD = 40, 4
 # After a decrease because programs waited, the width is kept for this many windows; by then the
 # cause of the wait may be gone.

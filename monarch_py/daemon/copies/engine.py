@@ -83,7 +83,7 @@ class Engine:
 
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
-    reads_ahead : whether PAGE_IN orders are accepted. Only every other thread does them, so that a
+    reads_ahead : whether PAGE_IN orders are accepted. Only every second thread does them, so that a
         tier that hangs cannot block all threads; an engine with one thread does none
     packs : the packs from which the threads read small files
     """
@@ -179,7 +179,7 @@ class Engine:
         peers: Int32s | None = None,
     ) -> None:
         """Queues orders for (n,) entries. They run in the given order; orders for files in use run
-        before all others.
+        before orders for other files.
 
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
@@ -346,7 +346,7 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether anything in the daemon waits for the results of successful
-        fills. If nothing does, the engine wakes the loop for fewer results."""
+        fills. If nothing does, the engine wakes the loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
@@ -367,7 +367,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
-        keeps their descriptors for 50 ms; their fills should be ordered within that time."""
+        keeps their descriptors for 50 ms or longer (csrc/handover/kept.c); their fills should be
+        ordered meanwhile."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

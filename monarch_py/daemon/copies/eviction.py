@@ -47,8 +47,8 @@ class Evictions:
     """Evicts copies where that pays. Runs in the daemon's loop and never blocks.
 
     foresee : computes, in a thread, two arrays (entries,): the distance to each entry's next use,
-        and to the use after it, or NOT_SOON where no use is known. Returns the future of both
-        arrays, or None while too little is known
+        and to the use after it, or NOT_SOON where no use is known. Returns a Future of both arrays,
+        or None while too little is known
     may_go : tells which copies of (n,) files this node may drop
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """

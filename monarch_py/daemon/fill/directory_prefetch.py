@@ -167,7 +167,8 @@ class DirectoryPrefetch:
             return
         self.unused.note_read(read)
         # Programs may not have handed over the descriptors of small files yet. These files are
-        # queued already, so that they get room before the files beside them.
+        # queued now, without the descriptors, so that they get room before the other files of their
+        # directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False

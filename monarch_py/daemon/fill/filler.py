@@ -76,7 +76,7 @@ class Filler:
         # Drops copies to make room for files that programs use. Returns the files for which there
         # will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Returns the files among these that `prefetch: auto` has requested.
+        # Returns those of the given files that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -174,7 +174,7 @@ class Filler:
 
     def _leave_to_source(self) -> None:
         """Leaves requested files to the source until it is known which node keeps which file,
-        because readers do not wait for that."""
+        because readers must not wait for that."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -323,10 +323,10 @@ class Filler:
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged.
-        If copies may be dropped for a file, the file waits for their room; copies of datasets that
-        are not configured are dropped first. The other files are staged. Without a staging area,
-        the source serves them at once, because readers wait; they are retried when no fill runs any
-        more."""
+        If copies may be dropped for a file, the file waits for the room of these copies; copies of
+        datasets that are not configured are dropped first. The other files are staged. Without a
+        staging area, the source serves them at once, because readers wait; they are retried when no
+        fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -343,8 +343,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # These files were prefetched beside others, and files in use have taken their room.
-            # Their own opens request them again.
+            # These files were to be prefetched because programs read other files of their
+            # directory, but files in use have taken the room. Their own opens request them again.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -453,9 +453,9 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Retries files that found no room while fills were running. Running fills are counted
-        twice, as reserved and as used on the disk, and some may have failed. Files that fit now
-        become WANTED."""
+        """Retries files that found no room while fills were running. There may be room now: a
+        running fill is counted twice, as reserved and as used on the disk, and a failed fill takes
+        no room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())

@@ -129,7 +129,7 @@ class FillRequests:
         """Makes the files of a command WANTED, and queues them in this order behind those that
         programs use; files of a pack are queued in the pack's order. Files that had no room or
         failed before are queued again. Files that are being filled for another command are recorded
-        under this command's ticket too. Returns how many of the files get a copy."""
+        under this command's ticket too. Returns how many of the files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)

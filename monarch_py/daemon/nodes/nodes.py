@@ -31,12 +31,13 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# How long readers may wait until this node knows which node keeps which file [s]. All nodes come to
-# know it within this time of each other, unless a node scans by itself.
+# For this long after the daemon's start, readers wait until this node knows which node keeps which
+# file [s]. All nodes come to know it within this time of each other, unless a node scans by itself.
 START_LIMIT_S = 1.0
-# While this node scans by itself, another node's background request (one that no reader there waits
-# for) may wait this long [s]. Otherwise the other node would read the file from the source although
-# this node is to read it. While a plan is being placed, such requests wait without this limit.
+# For this long after the daemon's start, background requests of other nodes (requests that no
+# reader waits for) wait while this node scans by itself [s]. Otherwise the other nodes would read
+# from the source files that this node is to read. While a plan is being placed, such requests wait
+# without this limit.
 SCAN_LIMIT_S = 10.0
 
 

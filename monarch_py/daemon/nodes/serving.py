@@ -65,8 +65,8 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. It fills these when a peer asks for them.
-        Peers that ask for entries which it has passed on are redirected.
+        """Sets which of (n,) entries this node keeps. The node fills the entries that it keeps when
+        a peer asks for them. Peers that ask for entries which it has passed on are redirected.
 
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """

@@ -289,8 +289,9 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. Copies of files in a followed
-        plan may be, except those that this node owns, because other nodes fetch them from here."""
+        """Returns (n,) whether the copy of each file may be evicted. The copy of a file in a
+        followed plan may be evicted unless this node owns the file, because other nodes fetch it
+        from here."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active

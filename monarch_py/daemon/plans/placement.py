@@ -37,7 +37,7 @@ class PlacementResult:
     ids : (n,) entries of all files
     holders : for each file the nodes that keep it, owner first
     tier : (n,) int32, the tier in which this node keeps each file, or NOWHERE
-    order : files that this node keeps and has no copy of yet, by their first use
+    order : files that this node keeps and has no copy of yet, in the order of their first use
     """
 
     found: list[Found]

@@ -25,8 +25,8 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# A plan is dropped after at least this many searches without a result, if the plan disagreed with
-# the accesses during the last search.
+# A plan is dropped after at least this many searches without a result, if the last accesses
+# disagreed with the plan when the last search began.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.

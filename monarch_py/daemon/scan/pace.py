@@ -16,10 +16,11 @@ RISING_BYTES = 8 << 20
 # The scan is allowed more names once it has found entries since the last allowance, or after this
 # time without any [s].
 LOOK_S = 0.2
-# The scan may examine one name in directories that programs do not read for every OPENS_A_NAME
-# opens of programs at the source.
+# For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
+# directories that programs do not read.
 OPENS_A_NAME = 16
-# If programs have opened nothing at the source for this long, the scan runs without a limit [s].
+# If programs have opened nothing at the source and no file was filled ahead for this long, the scan
+# runs without a limit [s].
 IDLE_S = 1.0
 # After this time the scan runs without a limit even while programs read, because the comparison of
 # directories with the source (`revalidate`) starts only when the scan is complete [s].

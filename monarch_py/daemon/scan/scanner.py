@@ -1,4 +1,4 @@
-"""Adds files that scans find, or that clients open, to the catalog, and finds their earlier copies.
+"""Adds to the catalog the files that scans find or clients open, and finds their earlier copies.
 
 Earlier copies are those of earlier sessions, which the tiers' manifests list.
 """
@@ -152,10 +152,10 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """Bits of the sources whose files the engine may add to the catalog by itself when programs
-        hand them over. It may do so if the configuration excludes no file, no copy of an earlier
-        session can belong to such a file, no directory was renamed in this session, and shared
-        memory has room for more entries."""
+        """A bit for each source whose files the engine may add to the catalog by itself when
+        programs hand them over. The engine may do so if the configuration excludes no file, no copy
+        of an earlier session can belong to such a file, no directory was renamed in this session,
+        and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0

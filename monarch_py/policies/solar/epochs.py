@@ -3,15 +3,18 @@
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
 SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
 
-With independent shuffles this gains little. First_C and Last_C are random subsets of c of the n
-samples, so an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) / sqrt(n)
-(hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 standard
-deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then
-loads 0.1 to 0.3 % less (benchmarks/policies). A buffer that drops the samples with the farthest
-next use saves nothing, since it loads D - C whatever epoch came before. SOLAR reports savings of
-25.6 and 59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also
-replaces the buffer by one that knows the future. In the same benchmark, this reduces loads from
-between 1.3 and 2.6 times D - C to exactly D - C.
+With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
+epoch to the next. The last c samples of an epoch, which are in the buffers, and the first c samples
+of the next one are random subsets of the n samples. So an edge costs c (1 - c / n) loads, with a
+standard deviation of c (1 - c / n) / sqrt(n) (hypergeometric): 0.34 % of the mean for 88,064
+samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
+0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+
+A buffer of size C that drops the samples with the farthest next use saves nothing: for a dataset of
+size D, it loads D - C in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
+59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also replaces
+the buffer by one that knows the future. In the same benchmark, this reduces loads from between 1.3
+and 2.6 times D - C to exactly D - C.
 """
 
 from collections.abc import Callable
