@@ -85,7 +85,7 @@ class History:
 
     def _fill_gaps(self, moment: Moment) -> None:
         """Counts each thread that has just opened a file as a reader at all points since its
-        previous open, unless that is longer ago than LONGEST_READ_S."""
+        previous open, unless that open was more than LONGEST_READ_S ago."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

@@ -372,8 +372,9 @@ class PositionEstimator:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last accesses fit hardly better than a random order would, so that the node
-        is elsewhere in its plan, or does something else. False if a random order would fit too."""
+        """Whether the last accesses fit hardly better than accesses in random order would. The node
+        is then elsewhere in its plan, or does something else. False if accesses in random order
+        would fit too."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property

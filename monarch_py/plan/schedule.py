@@ -116,8 +116,8 @@ class Deal:
         """Assigns the samples of an epoch, `per_step` in each step. Raises ConfigError for samples
         or nodes that do not exist.
 
-        In each step, as many samples as possible go to a node that holds them. The others are
-        assigned so that all nodes load equally many, as far as their room allows.
+        In each step, as many samples as possible go to a node that holds them. The other samples
+        are assigned so that all nodes load equally many samples, as far as their room allows.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with

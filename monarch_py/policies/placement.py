@@ -90,9 +90,9 @@ def first_fit(
 def planned_tiers(
     frequency: npt.NDArray[Any], first_use: Sizes, sizes: Sizes, rooms: Sequence[TierRoom]
 ) -> npt.NDArray[np.int32]:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files used most often
-    get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
-    NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
+    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
+    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
+    5.1). NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
 
     frequency, first_use : (n,) how often this node uses each file, and when first
     sizes : (n,) [bytes]

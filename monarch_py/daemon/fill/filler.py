@@ -233,7 +233,7 @@ class Filler:
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders fills of those of (n,) files that are WANTED. Returns the number of orders. A file
+        """Orders a fill of each of (n,) files that is WANTED. Returns the number of orders. A file
         that is named twice is filled once: only one of two copies would be published, and the other
         would occupy room."""
         ids = distinct(ids)
@@ -354,8 +354,8 @@ class Filler:
 
     def _drop_spare(self, ids: Ids) -> Ids:
         """Makes room for files that this node owns, by dropping copies of other nodes' files.
-        Returns those of (n,) files for which there will be room. Does nothing under a plan, because
-        the plan assigns files to nodes."""
+        Of (n,) files, returns those for which there will be room. Does nothing under a plan,
+        because the plan assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]

@@ -93,7 +93,7 @@ class FillRequests:
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Sorts files that programs use into two queues: from the sources, and from peers. With a
         single queue, two nodes that fill from each other would deadlock once both have as many
-        orders as they may.
+        orders as they may have.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -184,8 +184,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns these
-        files."""
+        """Of (n,) files, makes those ABSENT that are BYPASS for one of these reasons, and returns
+        them."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -193,7 +193,7 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Queues those of (n,) files in use that are BYPASS because they had no room."""
+        """Of (n,) files in use, queues those that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

@@ -36,8 +36,8 @@ log = logging.getLogger("monarch.nodes")
 START_LIMIT_S = 1.0
 # For this long after the daemon's start, background requests of other nodes (requests that no
 # reader waits for) wait while this node scans by itself [s]. Otherwise the other nodes would read
-# from the source files that this node is to read. While a plan is being placed, such requests wait
-# without this limit.
+# files from the source that only this node is to read. While a plan is being placed, such requests
+# wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -100,7 +100,7 @@ class Nodes:
     def _patience(self) -> int:
         """Returns which requests of other nodes wait until it is known what this node keeps. The
         first node that knows its own files starts to fetch ahead. If its requests to other nodes
-        did not wait, it would read from the source files that those nodes are to read."""
+        did not wait, it would read files from the source that only those nodes are to read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -135,9 +135,9 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Passes on those of (n,) files that this node owns but has no room for. From now on the
-        next node in the file's order of nodes (`rendezvous.next_nodes`), if there is one, owns the
-        file. Peers that ask this node for such a file are redirected to its new owner."""
+        """Of (n,) files for which this node has no room, passes on those that it owns. From now on
+        the next node in the file's order of nodes (`rendezvous.next_nodes`), if there is one, owns
+        the file. Peers that ask this node for such a file are redirected to its new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)

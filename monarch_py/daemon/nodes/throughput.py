@@ -78,8 +78,9 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among them. If none was measured at a smaller number either, each gets the
-        rate of one reader at the nearest larger number: fewer readers get no less each.
+        number is divided among them. If none was measured at a smaller number either, the result is
+        the rate of one reader at the nearest larger number, because each of fewer readers gets no
+        less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -199,8 +199,8 @@ class PlanTracker:
         if self._is_last or estimator.judged >= self._search_at:
             # Right after a job has jumped to another position, some of its last accesses fit the
             # old position, and after a jump to the end of an epoch the accesses are from two
-            # epochs. Either may hide the new position. So a search without a result is repeated, at
-            # growing intervals, because each search draws all runs of the plan.
+            # epochs. Both may hide the new position. So a search without a result is repeated. The
+            # intervals grow, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 

@@ -29,8 +29,8 @@ log = logging.getLogger("monarch.scanner")
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy` only such directories are listed, and those that a command or
-# a plan requests.
+# they read of each. With `scan: lazy` only such directories are listed, and directories that a
+# command or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
@@ -374,7 +374,7 @@ class Scanner:
 
     def take_hints(self) -> Ids:
         """Processes files that clients opened before the catalog knew them. Returns the entries of
-        those that the catalog knows by now, to be filled."""
+        the files that the catalog knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:

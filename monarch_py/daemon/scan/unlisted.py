@@ -20,8 +20,8 @@ THREADS = 4
 WAITING = 1024
 # How long a running scan has to find a file before the file is looked up separately [s].
 SCAN_S = 0.1
-# If more files than this wait, only those that are due to be looked up at the source are searched
-# for in the catalog.
+# If more files than this wait, the catalog is searched only for the files that are due to be looked
+# up at the source.
 FEW = 32
 
 
