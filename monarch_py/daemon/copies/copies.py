@@ -98,7 +98,7 @@ class Copies:
 
     def _decide(self, results: Array) -> None:
         """Publishes or drops (n,) copies that the engine has left to Python, because their files
-        were changed, their tiers are lost, or the catalog's index of inodes must grow first."""
+        were changed, their tiers are lost, or the catalog's index of copies must grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -124,7 +124,8 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies. Returns False if the catalog has no room for their inodes."""
+        """Publishes copies. Returns False if shared memory has no room for a larger index of
+        copies."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:

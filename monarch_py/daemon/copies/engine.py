@@ -132,7 +132,8 @@ class Engine:
         self.packs.add(source.number, source.config)
 
     def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
-        """Returns the number of orders that are queued or running, except PAGE_IN.
+        """Returns the number of orders, except PAGE_IN, that are queued or running, or whose
+        results were not fetched yet.
 
         in_use : counts orders for files in use (True), for other files (False), or both (None);
         from_peers : counts orders that ask peers (True), that do not (False), or both (None)
@@ -143,7 +144,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no order is queued or running, except PAGE_IN."""
+        """Whether there is no order that `pending` counts."""
         return not self.pending()
 
     @property
@@ -239,9 +240,9 @@ class Engine:
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of (n,) entries, except fills that a thread has begun and fills of
-        files in use. Cancelled fills appear among the results at once, with status ABANDONED.
-        Returns how many were cancelled."""
+        """Cancels the fills of (n,) entries, except fills that a thread has begun, fills of files
+        in use, and fills for which a descriptor from a program waits. Cancelled fills appear among
+        the results at once, with status ABANDONED. Returns how many were cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
