@@ -55,7 +55,7 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # after the lock is taken: before that, the log may be a running daemon's
+    _begin_log(session)  # only under the lock; otherwise the log may belong to a running daemon
     try:
         yield
     finally:

@@ -303,7 +303,7 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        self.filler.copies.feed_drops()  # at once, because readers may wait for the room
+        self.filler.copies.feed_drops()  # in the same iteration: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
         self.filler.await_results(follows_plan=self.plan_manager.is_active)

@@ -13,7 +13,7 @@ NOWHERE = -1
 # sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# The most that is left free of copies in a tier's quota [bytes]; see `slack_of`.
+# At most this part of a tier's quota is kept free of copies [bytes]; see `slack_of`.
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]

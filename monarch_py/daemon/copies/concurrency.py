@@ -134,7 +134,7 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since the last trial; HOLD makes the first one due at once
+        self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
         self._backs = 0  # decreases since programs last waited no longer than usual
         # The state before the first of these decreases: the width, and the time of an open [s].
         self._before_backs = self.width, 0.0
@@ -249,9 +249,10 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown: the larger of the factors for bytes and
-        for files if the files are of the same kind as before. Otherwise the smaller factor counts,
-        because larger files bring more bytes, and smaller ones more files, without any gain."""
+        """Returns the factor by which the rate has grown. If the files are of the same kind as
+        before, this is the larger one of the factors for bytes and for files. Otherwise it is the
+        smaller one, because larger files bring more bytes, and smaller ones more files, without any
+        gain. If few files arrived, it is the factor for bytes."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -254,8 +254,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine a batch of copies to remove. The quota counts each copy until its file
-        is removed, so that it is never exceeded."""
+        """Hands the engine a batch of copies to remove. Each copy counts against the quota until
+        its file is removed, so that the quota is never exceeded."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:

@@ -59,9 +59,9 @@ class FillRequests:
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts WANTED files that readers wait for now ahead of all others. Files to be filled ahead
-        may be among them: the daemon does not know of their opens if `prefetch` is `none`, or if
-        the open came before the file became WANTED."""
+        """Puts the WANTED files for which readers wait into the queue that is served first. Files
+        to be filled ahead may be among them: the daemon does not know of their opens if `prefetch`
+        is `none`, or if the open came before the file became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -106,7 +106,7 @@ class FillRequests:
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
         """Returns the next (n,) files of one of the two queues, at most `most`; an empty array if
-        it is empty."""
+        the queue is empty."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS

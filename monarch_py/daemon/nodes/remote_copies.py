@@ -21,8 +21,8 @@ from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. A single peer gets two thirds of them; the rest is kept for the peer that is asked next
-# (can_ask in csrc/engine/schedule.c).
+# time. A peer that is asked alone gets two thirds of them; the rest is kept for the peer that is
+# asked next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 Asked = Int32s

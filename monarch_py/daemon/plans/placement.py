@@ -164,7 +164,8 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of the file; if this node never uses it, of the first use by any node."""
+    this node's first use of the file. If this node never uses the file, this is the position of the
+    first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:

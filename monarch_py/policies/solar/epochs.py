@@ -37,9 +37,9 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64, u by v, the costs N(u, v) = |First_C(v) without Last_C(u)|
-    (SOLAR 4.2): how many samples are loaded at the start of epoch v if epoch u ran before it. The
-    diagonal is 0 and has no meaning.
+    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. It tells how
+    many samples are loaded at the start of epoch v if epoch u ran before it: those of the first C
+    samples of v that are not among the last C samples of u. The diagonal is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
     capacity : C, how many samples the buffers of all nodes hold together

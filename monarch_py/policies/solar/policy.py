@@ -158,7 +158,7 @@ class _Buffers:
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
             whether it is loaded
-        now : the last access of the step
+        now : the number of the last access of the step
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
