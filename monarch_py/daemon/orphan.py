@@ -83,8 +83,8 @@ class _Watch(ABC):
 
     def _take_over(self) -> bool:
         """Gives the daemon up, as the last run would have done. Returns False if it was not given
-        up because a new run has come. After True, this process keeps the lock on turns until it
-        ends, so that the next run waits for its end before it starts another daemon."""
+        up because a new run has come. If the result is True, this process keeps the lock on turns
+        until the process ends, so that the next run starts another daemon only after that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():

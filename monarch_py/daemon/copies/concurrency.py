@@ -16,8 +16,8 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 GAIN, LOSS = 1.10, 0.95
 # A trial that pays is followed at once by a trial in the same direction. After a trial that does
 # not pay, the width (the number of concurrent fills) is kept for some windows before the next
-# trial: HOLD windows after a decrease, twice as many as the last time after an increase, but at
-# most HOLD. The number that is doubled is FIRST_HOLD at the start and after an increase that paid.
+# trial: HOLD windows after a decrease; after an increase, twice as many as the last time, but at
+# most HOLD. The doubling begins with FIRST_HOLD, and begins again after an increase that paid.
 HOLD, FIRST_HOLD = 40, 4
 # After a decrease because programs waited, the width is kept for this many windows; by then the
 # cause of the wait may be gone.

@@ -289,7 +289,8 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders fills of (n,) files into (n,) tiers that have room for them. Returns n."""
+        """Orders a fill of file ids[i] into the tier tiers[i], which has room for it, for (n,)
+        files. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):

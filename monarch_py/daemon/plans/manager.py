@@ -151,7 +151,7 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Returns to keeping files as without a plan, after all plans were dropped."""
+        """Keeps files as without a plan from now on, because all plans were dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
