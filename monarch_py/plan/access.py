@@ -47,8 +47,9 @@ def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """For each unit whose element of first (units,) is still NEVER, sets it to the position of the
-    unit's first access among these accesses. Raises MonarchError for a number that is not a unit.
+    """For each unit whose element of first, (units,), is still NEVER, sets the element to the
+    position of the unit's first access among these accesses. Raises MonarchError for a number that
+    is not a unit.
 
     accesses : as in `add_uses`; element i has the position `start` + i
     """

@@ -128,8 +128,8 @@ class Loader:
 
     @property
     def per_rank(self) -> int:
-        """The largest number of accesses that any rank has. Ranks with fewer are padded with NONE
-        at their end, or with `solar` at the end of each step."""
+        """The largest number of accesses that any rank has. Ranks with fewer accesses are padded
+        with NONE at their end, or with `solar` at the end of each step."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest

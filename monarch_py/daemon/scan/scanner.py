@@ -433,8 +433,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, path: str) -> None:
-        """Counts an open of a file that was not in the catalog. After NAMES of them in one
-        directory, that directory is listed."""
+        """Counts an open of a file that was not in the catalog. After NAMES such opens in one
+        directory, the directory is listed."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:

@@ -92,7 +92,7 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # no thread can be started: others do the work, or the next call tries again
+            # No thread can be started. Other threads do the work, or the next call tries again.
             except RuntimeError:
                 return
             self._threads += 1
