@@ -60,7 +60,8 @@ class Control:
         # the connections that nobody has accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # Commands that run between two iterations of the loop, and commands that run beside it.
+        # The first table has the commands that run between two iterations of the loop, the second
+        # table has the commands that run at the same time as the loop.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -216,8 +217,8 @@ class Control:
         return {"added": self._daemon.add_source(source)}
 
     def _cluster(self, _: Request) -> Any:
-        """The cluster, with its secret. Only this user and root can ask, and both could read the
-        secret in the daemon's memory anyway."""
+        """Returns the cluster, with its secret. Only this user and root can ask, and both could
+        read the secret in the daemon's memory anyway."""
         if self._daemon.cluster is None:
             raise SessionError("the daemon of this configuration serves this node alone")
         return msgspec.to_builtins(self._daemon.cluster)

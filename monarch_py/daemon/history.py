@@ -77,14 +77,16 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # Nothing has changed, so the last two points describe any length of time.
+            # Nothing has changed since the last two points. The new point takes the place of the
+            # last one, because two points describe any length of time without a change.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Counts the threads that have opened files now as readers since their previous opens."""
+        """Counts each thread that has just opened a file as a reader at all points since its
+        previous open, unless that open was more than LONGEST_READ_S ago."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

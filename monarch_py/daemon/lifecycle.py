@@ -55,7 +55,7 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # after the lock is taken: before that, the log may be a running daemon's
+    _begin_log(session)  # only under the lock; otherwise the log may belong to a running daemon
     try:
         yield
     finally:
@@ -114,13 +114,13 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            # Otherwise the library does not look for a record.
+            # Only in these two cases does the library look for a record.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
-            # A signal that arrives before the daemon is ready is handled once it is ready. A daemon
-            # that ended during its start would leave tiers that look as if it had been killed.
+            # Signals that arrive before the daemon is ready are held back until it is ready. If the
+            # daemon ended during its start, its tiers would look as if it had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:

@@ -1,7 +1,7 @@
 """Finds which process has which file of a source open, and whether the source or a copy serves it.
 
 Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). The catalog's reverse index tells which file a copy belongs to.
+/proc/PID/maps). The catalog's index of copies tells which file a copy belongs to.
 """
 
 import os
@@ -87,8 +87,8 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # The reverse index lacks short-lived copies: those in the staging area, and those that this
-        # daemon has made in tiers with eviction. They are found by a table built here.
+        # The index of copies lacks short-lived copies: copies in the staging area, and copies that
+        # this daemon has made in tiers with eviction. They are found by a table built here.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]

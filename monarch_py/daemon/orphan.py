@@ -29,8 +29,8 @@ log = logging.getLogger("monarch.orphan")
 # it ends, because a job's next step may begin after a pause [s].
 LOOK_S = 1.0
 UNUSED_S = 5.0
-# Until it ends, an idle daemon is checked this many times, but at most every LOOK_S. A check reads
-# the mappings of all processes of the user.
+# An idle daemon is checked this many times before it ends, but at most once every LOOK_S, because a
+# check reads the mappings of all processes of the user.
 LOOKS = 20
 
 
@@ -83,8 +83,8 @@ class _Watch(ABC):
 
     def _take_over(self) -> bool:
         """Gives the daemon up, as the last run would have done. Returns False if it was not given
-        up because a new run has come. After True, this process keeps the lock on turns until it
-        ends, so that the next run waits for that before it starts another daemon."""
+        up because a new run has come. If the result is True, this process keeps the lock on turns
+        until the process ends, so that the next run starts another daemon only after that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():

@@ -137,7 +137,7 @@ class Shared:
         """Publishes one more source to running clients. The number of sources is written last,
         after the memory barrier of the doorbell.
 
-        fd : of the source's root
+        fd : a descriptor of the source's root
         """
         slot = self.control.source[number]
         lib.monarch_read_filesystem(fd, ffi.addressof(slot, "filesystem"))
@@ -264,7 +264,8 @@ class Shared:
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
         """Returns the files that clients have opened before the catalog knew them, as (source,
-        relative path), each with whether a program has read enough of it to be worth a copy.
+        relative path). For each file, the value tells whether a program has read so much of it that
+        the file is worth a copy.
 
         stuck : by slot, the ticket of each write that was in progress at the last call; updated
             here. If a slot is still being written under the same ticket, its writer has died, and

@@ -46,17 +46,18 @@ log = logging.getLogger("monarch.daemon")
 # How long the loop sleeps unless a client rings the doorbell [ms]. It determines how often switch
 # files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long it sleeps after QUIET_TURNS iterations without a ring [ms]. An iteration after a sleep
-# starts with cold processor caches: four iterations a second took a fifth as much processor time as
-# sending files to other nodes.
+# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. An iteration after a
+# sleep starts with cold processor caches: four iterations a second took a fifth as much processor
+# time as sending files to other nodes.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long it sleeps while anything is filled or checked [ms]. In these iterations the loop adapts
-# the number of concurrent reads to the throughput of the sources, finds the files that readers wait
-# for (a waiting reader wakes only the engine), and counts and records the copies that the engine
-# has published.
+# How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
+# adapts the number of concurrent reads to the throughput of the sources, finds the files that
+# readers wait for (a waiting reader wakes only the engine), and counts and records the copies that
+# the engine has published.
 BUSY_TURN_MS = 50
-# How long it sleeps while programs open files of a plan [ms]: short, to see soon what they open.
+# How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
+# loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
 # After an iteration the loop rests for REST times the iteration's duration. The rest lasts at most
 # MOST_REST_S, which is short enough that readers do not take the daemon for dead, and at most
@@ -140,11 +141,12 @@ class Daemon:
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Adds a source; it shares the tiers' quotas with the others. Call it from any thread but
-        the loop's. Returns False if the daemon serves the source already, perhaps as a part of
-        another source. Raises SessionError if the session cannot have another one."""
+        """Adds a source, which shares the tiers' quotas with the others. Call it from any thread
+        but the loop's. Returns False if the daemon serves the source already, perhaps as a part of
+        another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
-            # This accesses file systems, so it does not run between two iterations.
+            # These checks access file systems, which may be slow. So they do not run between two
+            # iterations of the loop.
             if self._has_source(source):
                 return False
             self._check_place(source)
@@ -301,7 +303,7 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        self.filler.copies.feed_drops()  # at once, because readers may wait for the room
+        self.filler.copies.feed_drops()  # in the same iteration: readers may wait for the room
         self.metadata.step()
         self.filler.answer()
         self.filler.await_results(follows_plan=self.plan_manager.is_active)
@@ -366,9 +368,9 @@ class Daemon:
 
     def _is_lost(self) -> bool:
         """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout), and ends the daemon if so. Otherwise its clients would miss
-        the changes of processes that can no longer attach, and the daemon could be neither stopped
-        nor replaced while it holds its tiers."""
+        RemoveIPC at the user's logout), and ends the daemon if so. Otherwise the session's clients
+        would miss the changes of processes that can no longer attach, and the daemon could be
+        neither stopped nor replaced while it holds its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S

@@ -55,7 +55,7 @@ class StartupInfo:
     lifeline : the read end of a pipe; the daemon ends if the pipe is closed before STAY was
         received
 
-    began : when the list was started, on this node's time.monotonic() [s]
+    began : when the scan for `record` began, on this node's time.monotonic() [s]
     """
 
     cluster: Cluster
@@ -108,7 +108,7 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    # also on a signal that ends this process, because no other process knows the daemon
+    # A signal that ends this process also ends the daemon, because no other process knows it.
     except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise

@@ -20,7 +20,7 @@ PATIENCE_S = 0.05
 
 
 class Switches:
-    """Whether Monarch is switched off, which it is while one of `files` exists.
+    """Tells whether Monarch is switched off, which is the case while one of `files` exists.
 
     A thread checks the files, so that the daemon's loop goes on while their file system hangs. The
     last result then remains valid until the file system answers again. Before the first result

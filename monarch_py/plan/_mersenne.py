@@ -21,13 +21,14 @@ class Mersenne:
         lib.monarch_mersenne_skip(self.handle, draws)
 
     def draw(self, n: int) -> npt.NDArray[np.uint32]:
-        """The next n numbers."""
+        """Returns the next n numbers."""
         drawn = np.empty(n, dtype=np.uint32)
         lib.monarch_mersenne_fill(self.handle, pointer(drawn), n)
         return drawn
 
     def draw64(self, n: int) -> Uints:
-        """The next n numbers of 64 bits. Each takes two draws; the first draw is the upper half."""
+        """Returns the next n numbers of 64 bits. Each number takes two draws; the first draw is its
+        upper half."""
         halves = self.draw(2 * n).astype(np.uint64)
         numbers: Uints = halves[::2] << np.uint64(32) | halves[1::2]
         return numbers

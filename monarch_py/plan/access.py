@@ -18,7 +18,7 @@ from monarch_py.plan.timeline import Section, Timeline
 # The position of a use that never happens; larger than every real position (MONARCH_PLAN_NEVER).
 NEVER = int(np.iinfo(np.int64).max)
 
-# Rows that are copied into contiguous memory at a time.
+# At most this many rows are copied into contiguous memory at a time.
 ROWS = 1 << 14
 
 Positions = npt.NDArray[np.int64]
@@ -37,8 +37,8 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds 1 to frequency (units,) for each access. Raises MonarchError for a number that is not a
-    unit.
+    """Adds 1 to the unit's element of frequency, (units,), for each access. Raises MonarchError for
+    a number that is not a unit.
 
     accesses : a contiguous array of units, NONE where there is no access
     """
@@ -47,8 +47,9 @@ def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """For each unit whose element of first (units,) is still NEVER, sets it to the position of the
-    unit's first access among these accesses. Raises MonarchError for a number that is not a unit.
+    """For each unit whose element of first, (units,), is still NEVER, sets the element to the
+    position of the unit's first access among these accesses. Raises MonarchError for a number that
+    is not a unit.
 
     accesses : as in `add_uses`; element i has the position `start` + i
     """
@@ -57,8 +58,8 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """The frequencies and first uses of a node (all its ranks together), counted from this batch of
-    this epoch on. Raises ConfigError for a node or batch that does not exist."""
+    """Returns the frequencies and first uses of a node (all its ranks together), counted from this
+    batch of this epoch on. Raises ConfigError for a node or batch that does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)

@@ -14,7 +14,7 @@ from monarch_py.native import Floats
 
 
 def distribution(epochs: int, nodes: int) -> Floats:
-    """The probabilities P(X = k) for k = 0 ... epochs, (epochs + 1,) (NoPFS, 3.1). Raises
+    """Returns (epochs + 1,) the probabilities P(X = k) for k = 0 ... epochs (NoPFS, 3.1). Raises
     ConfigError for a number below 1."""
     _check(epochs, nodes)
     if nodes == 1:

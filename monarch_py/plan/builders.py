@@ -37,7 +37,8 @@ def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
-    """The paths of the files below `root` that a pattern matches, relative to `root` and sorted."""
+    """Returns the paths of the files below `root` that a pattern matches, relative to `root` and
+    sorted."""
     wanted, found = PathFilter(patterns), []
 
     def failed(error: OSError) -> None:
@@ -61,15 +62,15 @@ def _sizes(root: Path, names: list[str]) -> Uints:
 
 
 def index_files(root: Path, patterns: tuple[str, ...] = PATTERNS["files"]) -> Index:
-    """The index of a dataset whose files are its samples, sorted by path."""
+    """Returns the index of a dataset whose files are its samples, sorted by path."""
     names = _walk(root, patterns)
     return Index.of("files", root, names, _sizes(root, names))
 
 
 def index_image_folder(root: Path) -> Index:
-    """The index of an ImageFolder, whose samples are numbered as torchvision numbers them: the
-    classes (directories directly below `root`) by name, the directories of a class by path, and the
-    images of a directory by name.
+    """Returns the index of an ImageFolder. Its samples are in torchvision's order: the classes
+    (directories directly below `root`) by name, the directories of a class by path, and the images
+    of a directory by name.
 
     Raises MonarchError for a class without images, which ImageFolder refuses too.
     """
@@ -99,8 +100,8 @@ def index_image_folder(root: Path) -> Index:
 def _index_shards(
     kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
 ) -> Index:
-    """The index of files with many samples each: the files are sorted by path, and the samples of a
-    file are in the order in which they lie in it.
+    """Returns the index of files with many samples each. The files are sorted by path, and the
+    samples of a file are in the order in which they lie in the file.
 
     root : a directory, or one file
     read : returns the samples of a file
@@ -132,8 +133,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """The index of files that consist of a header and of records of one size [bytes]. Raises
-    ConfigError if a record is incomplete."""
+    """Returns the index of files that consist of a header and of records of one size [bytes].
+    Raises ConfigError if a record is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 

@@ -1,8 +1,8 @@
 """Finds the holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are processed in passes,
-each of as many units as there is memory for their accesses, and every pass draws all epochs again.
-The result is exact.
+The accesses of all nodes together do not fit into memory. So the units are processed in passes. A
+pass takes as many units as fit into memory with their accesses, and draws all epochs again. The
+result is exact.
 """
 
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES)
 
 
 def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
-    """The number of accesses of each unit by all nodes together, (units,)."""
+    """Returns (units,) how often all nodes together access each unit."""
     totals = counters(timeline.units)
     for section in timeline.sections():
         for rows in in_pieces(section.rows):

@@ -77,7 +77,7 @@ class Index:
         sizes: Sequence[int] | Array,
         samples: tuple[Any, Any, Any] | None = None,
     ) -> "Index":
-        """The index of files with these names, relative to `root`, and sizes [bytes].
+        """Returns the index of files with these names, relative to `root`, and sizes [bytes].
 
         samples : the samples' files, offsets and lengths [bytes]; None if each file is one sample
 
@@ -123,8 +123,8 @@ class Index:
         return self.files if self.sample_file is None else len(self.sample_file)
 
     def digest(self) -> str:
-        """32 hexadecimal digits that identify the names and sizes of all files, independent of the
-        order of the files."""
+        """Returns 32 hexadecimal digits that identify the names and sizes of all files, whatever
+        the order of the files."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
             ffi.cast("char *", pointer(self.pool)),
@@ -136,14 +136,14 @@ class Index:
         return f"{total[0]:016x}{total[1]:016x}"
 
     def path_hashes(self) -> Uints:
-        """Returns (files,) the hash of each file's name, as the catalog of a session has it whose
+        """Returns (files,) the hash that each file's name has in the catalog of a session whose
         first source is `root`."""
         ends, pool = self.starts.tolist(), self.pool.tobytes()
         hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
         return np.array(hashes, dtype=np.uint64)
 
     def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
-        """The units of the dataset.
+        """Returns the units of the dataset.
 
         grain : what a unit is, one of GRAINS
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
@@ -178,7 +178,7 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """The fields as arrays, by name, for `save_arrays`; fields that are None are left out."""
+        """Returns the fields that are not None as arrays, by name, for `save_arrays`."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()
@@ -258,5 +258,5 @@ def load_arrays(path: Path) -> dict[str, Array]:
 def _arrays_of(stored: Any) -> dict[str, Array]:
     try:
         return {name: stored[name] for name in stored.files}
-    except ValueError:  # replaced, because NumPy's own message recommends to allow pickles
+    except ValueError:  # replaced, because NumPy's own message recommends allowing pickles
         raise ValueError("it is damaged, or holds Python objects") from None

@@ -17,7 +17,7 @@ from monarch_py.plan.schedule import Deal
 # groups : like chunks, for a GroupShuffle, whose order contains the ranks' parts one after the
 #     other
 # local_first : the global batches of `strided`; each sample goes to a node that holds it
-# solar : the same with batches that differ in size, so that all nodes load equally many samples
+# solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
 # The splits that depend on the samples' holders. They distribute the order of `strided`.
 HELD_SPLITS = ("local_first", "solar")
@@ -45,10 +45,10 @@ class Loader:
     split : one of SPLITS
     workers, prefetch_factor : the DataLoader's arguments; worker w makes the batches w, w +
         workers, ...
-    nodes, quota : for HELD_SPLITS: the nodes of the ranks, and how much each of them holds [bytes]
+    nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
     cap, least : for `solar`, as in schedule.Deal
-    holders : for HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, filled up with
-        NONE. They follow from the dataset and the quota; None until they are known
+    holders : for HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, padded with
+        NONE. They follow from the dataset and the quota; the field is None until they are known
     """
 
     sampler: Sampler
@@ -128,8 +128,8 @@ class Loader:
 
     @property
     def per_rank(self) -> int:
-        """The largest number of accesses that any rank has. Ranks with fewer are padded with NONE
-        at their end, or with `solar` at the end of each step."""
+        """The largest number of accesses that any rank has. Ranks with fewer accesses are padded
+        with NONE at their end, or with `solar` at the end of each step."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
@@ -216,6 +216,6 @@ class Loader:
 
 
 def _filled_up(order: Order, unit: int) -> Order:
-    """The order, padded with NONE to a length that is a multiple of `unit`."""
+    """Returns the order, padded with NONE to a length that is a multiple of `unit`."""
     missing = -len(order) % unit
     return np.append(order, np.full(missing, NONE, dtype=np.int32)) if missing else order

@@ -76,7 +76,7 @@ class Plan:
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """All accesses, in units. Raises ConfigError if the parts do not fit together."""
+        """Returns all accesses, in units. Raises ConfigError if the parts do not fit together."""
         units = self.units()
         bases = np.cumsum([0, *map(len, units)])
         parts = []
@@ -90,11 +90,11 @@ class Plan:
         return Timeline(tuple(parts), self.epochs, self.nodes, int(bases[-1]))
 
     def unit_bytes(self) -> Ints:
-        """The size of every unit, (units,) int64 [bytes]."""
+        """Returns (units,) int64 the size of every unit [bytes]."""
         return np.concatenate([units.length for units in self.units()])
 
     def digests(self) -> list[str]:
-        """The digest of each dataset (Index.digest)."""
+        """Returns the digest of each dataset (Index.digest)."""
         return [index.digest() for index in self.datasets]
 
     # --- stored as a file -------------------------------------------------------------------------
@@ -158,5 +158,5 @@ class Plan:
 
 
 def _below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """The arrays whose names begin with `prefix`, under their names without the prefix."""
+    """Returns the arrays whose names begin with `prefix`, under their names without the prefix."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -125,16 +125,16 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind, but at most half
-        # of the run.
+        # The end of a run is its last two windows, because the front lags behind; it is at most
+        # half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
 
 @dataclass(eq=False)
 class _Verdict:
-    """How well the units of one observation fit: the units that were opened since the previous
-    observation and that no other plan explains.
+    """How well the units of one observation fit. These are the units that were opened since the
+    previous observation and that no other plan explains.
 
     units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
     chance : the share that would fit if the units were random ones
@@ -372,8 +372,9 @@ class PositionEstimator:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last accesses fit hardly better than a random order would, so that the node
-        is elsewhere in its plan, or does something else. False if a random order would fit too."""
+        """Whether the last accesses fit hardly better than accesses in random order would. The node
+        is then elsewhere in its plan, or does something else. False if accesses in random order
+        would fit too."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property
@@ -388,8 +389,8 @@ class PositionEstimator:
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[_Evidence]:
-        """Returns how well the last accesses fit. It goes back by whole observations until it has
-        `accesses` accesses.
+        """Returns how well the last accesses fit. The evidence consists of as many of the last
+        observations as are needed for `accesses` accesses.
 
         Returns one item for all units, and one for the units in runs of the node. An item that
         proves nothing is left out. The list is empty if fewer accesses are known.
@@ -410,14 +411,14 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """Returns the places of this run that were not seen yet, (n,), at most `most`, in ascending
-        order. Starts two windows before the front."""
+        """Returns (n,) places of this run that were not seen yet, at most `most`, in ascending
+        order. The search for them starts two windows before the front."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """The units needed next, (n,), in the order of the plan, at most `most`."""
+        """Returns the (n,) units that are needed next, in the order of the plan, at most `most`."""
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units

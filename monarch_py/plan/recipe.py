@@ -75,7 +75,8 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers; the sampler's class determines which of them a kind has.
+    """The keys of all kinds of samplers. A kind has those keys that are fields of its class
+    (SAMPLERS).
 
     kind : the kind of sampler
     seed : the seed of its generator
@@ -245,7 +246,7 @@ def _plan_part(
 
 
 def _sampler(keys: SamplerKeys, spot: Spot, samples: int, ranks: int) -> Sampler:
-    """The sampler that the keys describe."""
+    """Returns the sampler that the keys describe."""
     kind, names = SAMPLERS[keys.kind], [name for name in declared(SamplerKeys) if name != "kind"]
     known = {each.name: each for each in fields(kind) if each.init and each.name in names}
     given = {name: getattr(keys, name) for name in names if name in spot}

@@ -50,7 +50,10 @@ class Run:
 
     @classmethod
     def of(cls, section: Section, node: int, units: int) -> "Run":
-        """The run of a node in a section. units : number of units in the plan"""
+        """Returns the run of a node in a section.
+
+        units : number of units in the plan
+        """
         own = section.node(node)
         at = np.flatnonzero(own != NONE)
         # Assign backwards, so that the first of a unit's uses overwrites the later ones.

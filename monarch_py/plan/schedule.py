@@ -51,7 +51,7 @@ class EpochSchedule:
         return self.samples[low:high]
 
     def rows(self, per_step: int, rows: int) -> Int32s:
-        """Returns the samples in the form that a Loader has, (rows, ranks) int32. Each step takes
+        """Returns the samples in the form of `Loader.rows`, (rows, ranks) int32. Each step takes
         `per_step` rows; a rank with fewer samples is padded with NONE."""
         sizes = np.diff(self.starts)
         assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
@@ -71,10 +71,11 @@ class Deal:
     """The rules by which the samples of a step are assigned to nodes that hold them.
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
-    ranks, nodes : their numbers; rank r is on node r // (ranks // nodes)
+    ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of an equal batch; None for equal
-        batches, whose sizes differ by at most one, if `per_step` is not a multiple of `ranks`
-    least : the fewest samples of a rank in a step; fewer if the step has fewer for each rank
+        batches, whose sizes differ by one if `per_step` is not a multiple of `ranks`
+    least : the fewest samples of a rank in a step, unless the step is too short to give each rank
+        so many
     """
 
     per_step: int
@@ -115,12 +116,12 @@ class Deal:
         """Assigns the samples of an epoch, `per_step` in each step. Raises ConfigError for samples
         or nodes that do not exist.
 
-        In each step, as many samples as possible go to a node that holds them. The others are
-        assigned so that all nodes load equally many, as far as their room allows.
+        In each step, as many samples as possible go to a node that holds them. The other samples
+        are assigned so that all nodes load equally many samples, as far as their room allows.
 
         order : the samples of the epoch, in their global order
-        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, filled up
-            with NONE
+        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with
+            NONE
         """
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
@@ -143,8 +144,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
-    last batch, which all ranks have alike, is kept or dropped.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
+    batch of every rank is smaller, it is kept, or dropped with `drop_last`.
 
     chunks : (ranks, samples of a rank)
     """

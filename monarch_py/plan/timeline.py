@@ -74,7 +74,7 @@ class Section:
         return np.ascontiguousarray(self.rows[:, low : low + self.ranks_per_node]).reshape(-1)
 
     def entered(self, position: int) -> "Section":
-        """The rest of the section from this position on."""
+        """Returns the rest of the section from this position on."""
         row = (position - self.start) // self.ranks_per_node
         return replace(self, start=position, rows=self.rows[row:])
 
@@ -132,8 +132,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """Returns the holders by which parts are distributed, for each part that has them: (n,) the
-        units, and (n, any) the nodes that hold each of them, filled up with NONE."""
+        """Returns, for each part that is distributed by holders, (n,) its units, and (n, any) the
+        nodes that hold each unit, padded with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:
@@ -144,7 +144,7 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """The timeline of a training with one loop, whose samples are the units."""
+        """Returns the timeline of a training with one loop, whose samples are the units."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
@@ -183,8 +183,8 @@ class Timeline:
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """Returns the position of the first access in a batch. A training that starts with this
-        batch starts there. Raises ConfigError if there is no such batch."""
+        """Returns the position of the first access in a batch. It is the first position of a
+        training that starts with this batch. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(

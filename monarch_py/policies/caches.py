@@ -86,7 +86,7 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
-    It has few hits on random orders of a dataset that exceeds the cache: it evicts the files that
+    LRU has few hits on random orders of a dataset that exceeds the cache: it evicts the files that
     were not used in this epoch yet, which are needed soonest.
     """
 

@@ -143,7 +143,7 @@ class FarthestUse:
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
-        """The class that holds the file, or MISS."""
+        """Returns the class that holds the file, or MISS."""
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
@@ -275,7 +275,7 @@ def exchange(
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
         of loading. The use for which the file is loaded does not count; the next use is the one
         after it
-    free_bytes : free room of the cache, in addition to that of the held files
+    free_bytes : the free room of the cache, in addition to the room that the held files take
 
     Returns (held,) which held files are evicted, and (coming,) which loaded files are kept.
     """

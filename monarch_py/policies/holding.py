@@ -1,5 +1,5 @@
-"""Computes which nodes hold each file: its owner, and further nodes that have room left. Adds the
-holders of its samples to a plan.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left. Also adds
+to a plan the holders of the plan's samples.
 
 Every node computes the same result by itself, without communication.
 """
@@ -23,7 +23,7 @@ MOST_HOLDERS = 4
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
     """Returns the nodes that hold each file if there is no plan, by the files' hashes
-    (policies/rendezvous.py): (files, any) int32, the owner first, filled up with NOBODY.
+    (policies/rendezvous.py): (files, any) int32, the owner first, padded with NOBODY.
 
     keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
     extra : whether a node also holds files of other owners, in the room that its own files leave
@@ -37,9 +37,10 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
     """Returns columns of further holders. If a file has more holders than can be listed, its key
-    selects the node from which they are counted, so that different files list different nodes."""
+    selects the node at which the search for them begins, so that different files list different
+    nodes."""
     nodes = len(quotas)
-    # In the order of their keys, so that the computation for each node need not sort them again.
+    # The files are sorted by their keys here, so that the computation for each node need not do it.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
     # (nodes, files / 8): one bit for each node and file.
@@ -62,7 +63,7 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns the plan with the samples' holders added to each part that is dealt by holders."""
+    """Returns the plan, with the samples' holders added to each part whose split needs them."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 

@@ -16,7 +16,7 @@ from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 NOBODY = PFS
 # A fill asks at most this many nodes: MONARCH_ASKED.
 ASKED = 2
-# Replaces a tier if no plan has chosen one for the file.
+# Stands in the place of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
 # (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no
@@ -109,9 +109,9 @@ class NodePolicy:
     def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, in this order; NOBODY means
         that the source is read. This node reads from the source its own files, and files that no
-        node keeps. Of two holders, the one with the shorter queue is asked first, and the other one
-        if that fails: a holder that is not the owner may have no copy yet, while the owner fills a
-        file that it does not have.
+        node keeps. Of two holders, the one with the shorter queue is asked first. If its answer
+        does not bring the file, the other one is asked: a holder that is not the owner may have no
+        copy yet, while the owner fills a file that it does not have.
 
         queues : (nodes,) how many orders of this node wait for each node
         """
@@ -155,7 +155,8 @@ class NodePolicy:
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Adds (n,) files to those divided among the nodes, numbered after the files added before.
+        """Adds (n,) files to the files that are divided among the nodes. Their numbers follow those
+        of the files added before.
 
         owner : (n,) the owner of each file, NOBODY for none
         kept : (n,) whether this node keeps the file

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Replaces a tier if no tier has room for the file.
+# Stands in the place of a tier's number if no tier has room for the file.
 NOWHERE = -1
 # Larger file sizes are treated as this one [bytes]. It exceeds every tier, but is so small that the
 # sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# The part of a tier's quota in which no copy is placed; see `slack_of` [bytes].
+# At most this part of a tier's quota is kept free of copies [bytes]; see `slack_of`.
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]
@@ -48,7 +48,7 @@ UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
 def slack_of(quota_bytes: int) -> int:
-    """The part of a tier's quota in which no copy is placed [bytes]."""
+    """Returns the part of a tier's quota in which no copy is placed [bytes]."""
     return min(SLACK_BYTES, quota_bytes // 64)
 
 
@@ -90,9 +90,9 @@ def first_fit(
 def planned_tiers(
     frequency: npt.NDArray[Any], first_use: Sizes, sizes: Sizes, rooms: Sequence[TierRoom]
 ) -> npt.NDArray[np.int32]:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files used most often
-    get the fastest tier; of files used equally often, those used first come first (NoPFS 5.1).
-    NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
+    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
+    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
+    5.1). NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
 
     frequency, first_use : (n,) how often this node uses each file, and when first
     sizes : (n,) [bytes]

@@ -51,8 +51,8 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> Int32s:
-    """Returns (files,) int32, the first node in each file's order, whether or not it has room. If
-    no node has classes for copies, all nodes have equal weights."""
+    """Returns (files,) int32, the first node in each file's order of nodes, whether or not the node
+    has room. If no node has classes for copies, all nodes have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
     return first_nodes(file_keys(files), weights)
@@ -108,7 +108,7 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
     """Returns (files,) which files of other owners a node keeps as well, in the room that its own
-    files leave. It then need not fetch these files in every epoch.
+    files leave. The node then need not fetch these files in every epoch.
 
     keys, sizes, owner : (files,), as in `owners`;  quota : the node's quota [bytes]
     """

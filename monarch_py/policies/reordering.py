@@ -1,9 +1,9 @@
 """Baselines that change which node uses which sample, so that more samples are local.
 
-`locality_aware` exchanges samples between nodes within a step, and leaves the step's batch the same
-set. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the dataset
-exceeds the nodes' storage, they never use a part of it; section 6 of the NoPFS paper notes this
-too.
+`locality_aware` exchanges samples between nodes within a step; the step's batch remains the same
+set of samples. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the
+dataset exceeds the nodes' storage, these two never use a part of it; section 6 of the NoPFS paper
+notes this too.
 """
 
 import numpy as np

@@ -27,7 +27,7 @@ class Routing:
         there [bytes/s]; None if it is unknown
     queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
     node_threads : how many threads ask a node at a time
-    source_threads : how many read the sources
+    source_threads : how many threads read the sources
     block_bytes : how much of a file a thread moves at a time
     tried : when each place was last chosen [s]; choices are added;  now_s : the time
     """

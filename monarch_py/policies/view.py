@@ -87,7 +87,7 @@ class Job:
 
     @cached_property
     def frequencies(self) -> npt.NDArray[np.uint32]:
-        """(nodes, files) how often each node uses each file in the whole job (NoPFS 3.1)."""
+        """How often each node uses each file in the whole job, (nodes, files) (NoPFS 3.1)."""
         counts = np.full((self.cluster.nodes, self.files), 0, dtype=np.uint32)
         for epoch in range(self.epochs):
             for order, row in zip(self.orders(epoch), counts, strict=True):
@@ -96,7 +96,7 @@ class Job:
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
-        """(nodes, files) the number of each node's first access to each file, counted over all
+        """The number of each node's first access to each file, (nodes, files), counted over all
         epochs; NEVER if the node does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0

@@ -207,7 +207,8 @@ def _dealt(values: Array, ranks: int) -> Array:
 
 
 def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
-    """The result of a policy on a scenario. Raises PolicyError if the policy cannot work on it.
+    """Returns the result of a policy on a scenario. Raises PolicyError if the policy cannot run in
+    the scenario.
 
     job : the scenario's job, if it exists already
     """
@@ -217,7 +218,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
 
 
 def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
-    """The `Result` that follows from the measurements of a run."""
+    """Returns the `Result` that follows from the measurements of a run."""
     ends = measured.epoch_end
     by_place = measured.bytes.sum(axis=0)
     later = float(job.sizes.sum()) * (scenario.epochs - 1)

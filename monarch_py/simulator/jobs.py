@@ -19,7 +19,7 @@ MOST_THREADS = 1 << 26
 
 
 def cluster_of(scenario: Scenario) -> Cluster:
-    """The cluster of a scenario."""
+    """Returns the cluster of a scenario."""
     rates = scenario.rates_of_nodes()
     read = [storage.read.total(storage.threads) for storage in scenario.classes]
     return Cluster(
@@ -34,8 +34,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """Returns the job of a scenario. Every epoch is a new permutation of the files. It is divided
-    into steps, and each step is distributed over the ranks (as by DistributedSampler, but with
+    """Returns the job of a scenario. Every epoch is a new permutation of the files, which is
+    divided into steps. Each step is distributed over the ranks (as by DistributedSampler, but with
     NumPy's generator).
 
     Raises ConfigError if the cluster is too large to be simulated.
@@ -56,7 +56,8 @@ def job_of(scenario: Scenario) -> Job:
         random = np.random.Generator(np.random.PCG64([scenario.seed, epoch]))
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
-        # A short last step that is kept is padded with samples from the beginning of the epoch.
+        # Without drop_last, a short last step is padded with samples from the beginning of the
+        # epoch. With drop_last, its samples are cut off.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

@@ -143,9 +143,9 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw as many sizes as are missing. The sizes within the bounds replace the first ones
-            # outside, so the sizes and the number of draws are the same as if they were drawn one
-            # at a time.
+            # Draw a new size for each size outside the bounds. The new sizes within the bounds go,
+            # in order, to the first of these places; the other places are drawn again. Sizes and
+            # number of draws are the same as if each size were redrawn by itself until it fits.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -189,8 +189,8 @@ class Dataset(Keys):
 
 
 def scanned_sizes(scan: Path) -> Ints:
-    """The sizes of the files, (files,) [bytes], from `scan` (see Dataset). Raises ConfigError if
-    there are none."""
+    """Returns (files,) the sizes of the files [bytes], from `scan` (see Dataset). Raises
+    ConfigError if there are none."""
     try:
         if scan.is_dir():
             found = sorted(path for path in scan.rglob("*") if path.is_file())
@@ -345,15 +345,16 @@ class Scenario(Keys):
         return whole + bool(rest and not self.drop_last)
 
     def sizes(self) -> Ints:
-        """The sizes of all files, (files,) [bytes], drawn with the scenario's seed."""
+        """Returns (files,) the sizes of all files [bytes], drawn with the scenario's seed."""
         return self.dataset.sizes(self.seed)
 
     def ranks(self) -> Ints:
-        """The number of ranks on each node, (nodes,)."""
+        """Returns (nodes,) the number of ranks on each node."""
         return self._by_node("ranks", self.ranks_per_node).astype(np.int64)
 
     def capacities(self) -> Ints:
-        """The capacities of each node's storage, (nodes, classes) [bytes], staging buffer first."""
+        """Returns (nodes, classes) the capacities of each node's storage [bytes], the staging
+        buffer first."""
         everywhere = [storage.capacity_bytes for storage in self.classes]
         capacities = np.tile(np.array(everywhere, np.int64), (self.nodes, 1))
         for override in self.overrides:
@@ -368,8 +369,8 @@ class Scenario(Keys):
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:
-        """Returns the value of each node, (nodes,): that of the node's override if there is one,
-        otherwise `value`."""
+        """Returns (nodes,) the value of each node: the value of the node's override if there is
+        one, otherwise `value`."""
         values = np.full(self.nodes, value, np.float64)
         for override in self.overrides:
             if (other := getattr(override, name)) is not None:

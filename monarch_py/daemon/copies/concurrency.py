@@ -8,18 +8,19 @@ from dataclasses import dataclass
 FIRST = 8
 # Rates are measured over windows. A window lasts at least WINDOW_S [s], and goes on until ENOUGH
 # files, or ENOUGH units of UNIT_BYTES [bytes], have arrived per concurrent fill, so that the rate
-# does not depend on chance. At a slow source a window ends after LONGEST times WINDOW_S.
+# does not depend on chance. A window ends after LONGEST times WINDOW_S even at a slow source.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
 # if they leave more than LOSS times the rate.
 GAIN, LOSS = 1.10, 0.95
-# After a trial, the width (the number of concurrent fills) is kept for some windows before the next
-# trial: FIRST_HOLD windows at the start and after an increase that paid, HOLD windows after a
-# decrease that paid. Each increase that did not pay doubles the number of windows, up to HOLD.
+# A trial that pays is followed at once by a trial in the same direction. After a trial that does
+# not pay, the width (the number of concurrent fills) is kept for some windows before the next
+# trial: HOLD windows after a decrease; after an increase, twice as many as the last time, but at
+# most HOLD. The doubling begins with FIRST_HOLD, and begins again after an increase that paid.
 HOLD, FIRST_HOLD = 40, 4
-# After a decrease because programs waited, the width is kept for this many windows; then the cause
-# of the wait may be gone.
+# After a decrease because programs waited, the width is kept for this many windows; by then the
+# cause of the wait may be gone.
 BACK_HOLD = 10
 # The files per second of a window count only if at least SOME_FILES files arrived in it. Two
 # windows have files of the same kind if their mean sizes differ by at most the factor ALIKE.
@@ -29,7 +30,7 @@ SOME_FILES, ALIKE = 8, 1.5
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
 # If opens still take more than HELPED times their earlier time after IN_VAIN such decreases, the
-# fills are not what makes programs wait.
+# fills are not what makes programs wait, and the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # The mean time of fewer opens than SOME_OPENS is not judged. A mean over less time than LEAST_S
 # cannot become the least one [s].
@@ -59,7 +60,8 @@ class Delay:
     read depends on its size."""
 
     def __init__(self) -> None:
-        self._least: deque[tuple[float, float]] = deque()  # (until when, mean of an open) [s]
+        # (until when the mean counts, mean time of an open) [s]
+        self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: its start, opens, their time
         self._before = (0, 0.0)
         # The mean time of the opens that were judged last [s], and whether they were on time.
@@ -132,7 +134,7 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since the last trial; HOLD makes the first one due at once
+        self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
         self._backs = 0  # decreases since programs last waited no longer than usual
         # The state before the first of these decreases: the width, and the time of an open [s].
         self._before_backs = self.width, 0.0
@@ -179,8 +181,9 @@ class ReadsInFlight:
 
     def _step_back(self) -> None:
         """Reduces the width because programs wait. If the width is the least already, or earlier
-        decreases have not helped, the cause is not the fills but a busy machine or other users of
-        the source; the present wait then becomes the usual one."""
+        decreases have not helped, the fills are not the cause, but a busy machine or other users of
+        the source. Then the least wait is measured anew, so that the present wait counts as usual.
+        Decreases that have not helped are undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -201,8 +204,9 @@ class ReadsInFlight:
         if self._trial is None:
             self._kept += 1
             if self._kept >= self._hold:
-                # A first increase may fail by chance, so it is repeated; there is no sign yet that
-                # a smaller width would do.
+                # A smaller width is tried only once `_hold` has grown to HOLD. Before that, an
+                # increase that did not pay is repeated: it may have failed by chance, and nothing
+                # shows yet that a smaller width would do.
                 self._down = not self._down and self._hold == HOLD
                 self._try(rate)
             return
@@ -245,9 +249,10 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown: the larger of the factors for bytes and
-        for files if the files are of the same kind as before. Otherwise the smaller factor counts,
-        because larger files bring more bytes, and smaller ones more files, without any gain."""
+        """Returns the factor by which the rate has grown. If the files are of the same kind as
+        before, this is the larger one of the factors for bytes and for files. Otherwise it is the
+        smaller one, because larger files bring more bytes, and smaller ones more files, without any
+        gain. If few files arrived, it is the factor for bytes."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

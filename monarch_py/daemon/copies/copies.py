@@ -19,7 +19,8 @@ log = logging.getLogger("monarch.copies")
 
 # A file that changes twice within this time may keep the timestamps of the first change [s].
 TIME_STEP_S = 2.0
-# At most this many removals are queued at the engine at a time.
+# The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
+# removals are unfinished.
 DROPS = 1024
 
 
@@ -40,8 +41,8 @@ class Copies:
         # Files that changed during a fill. Their next copy is compared with the source a second
         # time.
         self._doubted: set[int] = set()
-        # Copies to remove, as (tier, entries, numbers, sizes of their files); then the number of
-        # removals that the engine has not finished.
+        # `_drops` : copies to remove, as (tier, entries, numbers, sizes of their files).
+        # `_dropping` : the number of removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
         # For each tier, the room that comes back when all dropped copies are removed [bytes].
@@ -79,7 +80,7 @@ class Copies:
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
-        # but not yet the copy.
+        # but not yet the copy. Such a copy is dropped here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
@@ -97,7 +98,7 @@ class Copies:
 
     def _decide(self, results: Array) -> None:
         """Publishes or drops (n,) copies that the engine has left to Python, because their files
-        were changed, their tiers are lost, or the catalog's index of inodes must grow first."""
+        were changed, their tiers are lost, or the catalog's index of copies must grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -123,7 +124,8 @@ class Copies:
             self.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
-        """Publishes copies. Returns False if the catalog has no room for their inodes."""
+        """Publishes copies. Returns False if shared memory has no room for a larger index of
+        copies."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -252,8 +254,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine a batch of copies to remove. The quota counts each copy until its file
-        is removed, so that it is never exceeded."""
+        """Hands the engine a batch of copies to remove. Each copy counts against the quota until
+        its file is removed, so that the quota is never exceeded."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:

@@ -38,7 +38,7 @@ from monarch_py.storage.tiers import NO_DESCRIPTOR
 
 log = logging.getLogger("monarch.handovers")
 
-# Results that are fetched from the engine at a time.
+# At most this many results are fetched from the engine at a time.
 RESULTS = 1024
 
 
@@ -56,8 +56,8 @@ def is_passing(result: Any) -> bool:
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# Files that programs handed over before the catalog knew them: at most this many are taken at a
-# time.
+# Programs may hand over files before the catalog knows them. At most this many such files are taken
+# at a time.
 UNMET = 512
 # At most this much of a tier's room is granted at a time [bytes], because each grant checks again
 # how much memory and disk is free.
@@ -69,9 +69,9 @@ BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # While the sources are being read, at most this many background fetches from peers (fetches that no
 # reader waits for) run at a time. Otherwise the limit adapts, but is never lower.
 LEAST_FETCHES = 2
-# How fast the sources are is judged by fills once JUDGED_FILLS of them have ended, and before that
-# by at least SOME_OPENS opens of programs. The sources are fast if the mean open takes less than
-# AT_HAND_S [s]; an open that asks a server takes longer.
+# The speed of the sources is judged by fills once JUDGED_FILLS fills have ended, and before that by
+# the opens of programs once there were SOME_OPENS opens. By opens, the sources are fast if the mean
+# open takes less than AT_HAND_S [s]; an open that asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors and their opens show that the sources are fast, background fills
 # run for WORKED_S out of every WORKED_EACH_S [s].
@@ -83,7 +83,7 @@ class Engine:
 
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
-    reads_ahead : whether PAGE_IN orders are accepted. Only every other thread does them, so that a
+    reads_ahead : whether PAGE_IN orders are accepted. Only every second thread does them, so that a
         tier that hangs cannot block all threads; an engine with one thread does none
     packs : the packs from which the threads read small files
     """
@@ -132,7 +132,8 @@ class Engine:
         self.packs.add(source.number, source.config)
 
     def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
-        """Returns the number of orders that are queued or running, except PAGE_IN.
+        """Returns the number of orders, except PAGE_IN, that are queued or running, or whose
+        results were not fetched yet.
 
         in_use : counts orders for files in use (True), for other files (False), or both (None);
         from_peers : counts orders that ask peers (True), that do not (False), or both (None)
@@ -143,7 +144,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no order is queued or running, except PAGE_IN."""
+        """Whether there is no order that `pending` counts."""
         return not self.pending()
 
     @property
@@ -179,7 +180,7 @@ class Engine:
         peers: Int32s | None = None,
     ) -> None:
         """Queues orders for (n,) entries. They run in the given order; orders for files in use run
-        before all others.
+        before orders for other files.
 
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
@@ -220,7 +221,7 @@ class Engine:
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
         needs this for the fills that it orders by itself. After the first call, the engine leaves
-        every file that no call has named to Python. Raises MemoryError if there is no memory.
+        to Python every file that no call has named. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file
@@ -233,15 +234,15 @@ class Engine:
             raise MemoryError("no memory for the table that says which nodes fills ask")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps until a reader waits for a file that the grant leaves to Python, or a fill ends
-        whose copy the engine could not publish, but for at most limit_s [s]. Returns whether either
-        has happened since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends earlier if a reader waits for a file that
+        the grant leaves to Python, or if a fill ends whose copy the engine could not publish.
+        Returns whether either has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of (n,) entries, except fills that a thread has begun and fills of
-        files in use. Cancelled fills appear among the results at once, with status ABANDONED.
-        Returns how many were cancelled."""
+        """Cancels the fills of (n,) entries, except fills that a thread has begun, fills of files
+        in use, and fills for which a descriptor from a program waits. Cancelled fills appear among
+        the results at once, with status ABANDONED. Returns how many were cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
@@ -299,8 +300,8 @@ class Engine:
 
     def _adapted_fetches(self, now_s: float) -> int:
         """Returns the limit on concurrent background fetches from peers: the smallest with nearly
-        the highest throughput. While a source is being read, it is LEAST_FETCHES: files that only
-        the source has come first, and files that other nodes hold are cheap to read later."""
+        the highest throughput. While a source is being read, the limit is LEAST_FETCHES: reads of
+        the source take precedence, and files that other nodes hold are cheap to fetch later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -346,7 +347,7 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether anything in the daemon waits for the results of successful
-        fills. If nothing does, the engine wakes the loop for fewer results."""
+        fills. If nothing does, the engine wakes the loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
@@ -367,7 +368,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
-        keeps their descriptors for 50 ms; their fills should be ordered within that time."""
+        keeps their descriptors for 50 ms or longer (csrc/handover/kept.c); their fills should be
+        ordered meanwhile."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

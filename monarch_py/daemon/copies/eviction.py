@@ -1,7 +1,7 @@
 """Evicts copies from tiers by a plan, for files that are used sooner (Lobster 4.4).
 
-Copies that are used neither in the rest of this epoch nor in the next one are evicted first
-(Lobster's rules of reuse count and reuse distance: no known next use is as far away as theirs).
+Copies that are used neither in the rest of this epoch nor in the next one are evicted first: their
+next use is farther away than any known use (Lobster's rules of reuse count and reuse distance).
 Then come the copies with the largest reuse distance. Of the files to be fetched ahead, the one used
 soonest gets the room. A copy is evicted for such a file only if the second next use of the file
 comes before the next use of the copy (Lobster's rule of coordination with prefetching;
@@ -47,8 +47,8 @@ class Evictions:
     """Evicts copies where that pays. Runs in the daemon's loop and never blocks.
 
     foresee : computes, in a thread, two arrays (entries,): the distance to each entry's next use,
-        and to the use after it, or NOT_SOON where no use is known. Returns the future of both
-        arrays, or None while too little is known
+        and to the use after it, or NOT_SOON where no use is known. Returns a Future of both arrays,
+        or None while too little is known
     may_go : tells which copies of (n,) files this node may drop
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
@@ -111,8 +111,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Only files with a known second next use get room. For a file that is used in the next
-        # epoch only, it is not known, because the plan does not look beyond that epoch.
+        # Only files whose second next use is known get room. If a file is used only in the next
+        # epoch, its second next use is unknown, because the plan does not look beyond that epoch.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

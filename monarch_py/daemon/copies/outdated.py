@@ -44,7 +44,8 @@ class Outdated:
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
         """Compares (n,) files and directories with the source, in this order, for at most LIMIT_NS.
-        Returns the result for the entries compared within that time, at least one."""
+        Returns the result for the entries that were compared within that time, at least for one.
+        """
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
         roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)

@@ -24,8 +24,8 @@ from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# Exponential decay of the bytes that a rank has opened: time constant MEMORY_S [s]. A rank whose
-# decayed sum is below one byte is not active.
+# The sum of the bytes that a rank has opened decays exponentially with the time constant MEMORY_S
+# [s]. A rank whose decayed sum is below one byte is not active.
 MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. The cost of the search grows with
 # the square of the number of slices. With more than MOST_SEARCHED ranks, each rank gets slices in

@@ -36,7 +36,8 @@ class Checks:
 
     def adopt_found(self) -> None:
         """Adopts the copies of earlier sessions that, by the scan, match their sources. They are
-        published at once, or once a check has succeeded."""
+        published at once, unless the copies of their tier must be checked; then each copy is
+        published once its check has succeeded."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))

@@ -1,8 +1,8 @@
 """`prefetch: auto`: fills the other files of directories that programs read through, ahead of time.
 
-In a cluster, each node first fills the files whose home it is. It fetches other nodes' files only
-while a processor is idle, so that no program is slowed down. There is no hurry: once another node
-has a copy, a fetch from it is fast.
+In a cluster, each node first fills the files that it reads from the source for all nodes: it is
+their home. It fetches other nodes' files only while a processor is idle, so that no program is
+slowed down. There is no hurry: once another node has a copy, a fetch from it is fast.
 """
 
 import os
@@ -25,7 +25,7 @@ NAMES = 4
 # Of the files read to their end between two iterations, at most this many are examined; a few are
 # enough to recognise the directory that programs read.
 LOOKS = 64
-# At most this many files are queued or being filled.
+# At most this many prefetched files are queued or being filled.
 QUEUE = 4096
 # At most this many entries of the catalog are examined in one iteration.
 ENTRIES = 65536
@@ -44,8 +44,8 @@ Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """The home of a file: HERE is this node, ELSEWHERE is another node. Without a cluster, every
-    file has its home here."""
+    """The home of a file, which is the node that reads it from the source: HERE is this node,
+    ELSEWHERE is another node. Without a cluster, every file has its home here."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -129,7 +129,7 @@ class DirectoryPrefetch:
         # How many files were ordered so far, and how many are being filled or wait for their turn.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # whether other parts need it on anyway
+        # Whether other parts of the daemon need `follow_opens` anyway.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -137,8 +137,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. More is prefetched once programs have used what is
-        there, and opens of copies do not wake the loop."""
+        """Whether the loop should iterate often: more is prefetched once programs have opened the
+        prefetched copies, and these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -167,7 +167,8 @@ class DirectoryPrefetch:
             return
         self.unused.note_read(read)
         # Programs may not have handed over the descriptors of small files yet. These files are
-        # queued already, so that they get room before the files beside them.
+        # queued now, without the descriptors, so that they get room before the other files of their
+        # directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
@@ -278,12 +279,13 @@ class DirectoryPrefetch:
 
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for (n,) files that programs use and that have no room: drops copies that no
-        program has used, those last in the catalog first. Returns the files for which there will be
-        room. From then on nothing is prefetched, because the tiers have no room for it.
+        program has used, beginning with those that come last in the catalog. Returns the files for
+        which there will be room. From then on nothing is prefetched, because the tiers have no room
+        for it.
 
-        A file gets this room only when it is used for the second time. A program that reads all
-        files once an epoch will still come to the prefetched files; a program that reads only a
-        part of the files comes back to that part.
+        A file gets this room only when it is used for the second time. The first use does not tell
+        what the program reads: if it reads all files once an epoch, it will still come to the
+        prefetched files; if it reads only a part of the files, it comes back to that part.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -311,14 +313,14 @@ class DirectoryPrefetch:
 
     def look_again(self) -> None:
         """Restarts at the first entry of every directory. Files that were skipped because a command
-        had requested them can be prefetched again once the command is cancelled: they are ABSENT
-        then."""
+        had requested them are ABSENT again now that the command was cancelled, so they can be
+        prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Restarts after every copy was dropped. Only reads from now on count."""
+        """Starts over, because all copies were dropped. Only reads from now on count."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -111,8 +111,8 @@ class FailedFills:
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """Retries the fill of a file that differs from what the scan saw, or that has changed
-        during its fill. After TRIES tries, or if it is not a file any more, it is left to the
-        source."""
+        during its fill. After TRIES tries, or if the path is not that of a file any more, the file
+        is left to the source."""
         catalog = self._shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self._copies.doubt(entry)

@@ -38,8 +38,8 @@ ORDERS = 2048
 AHEAD_BYTES = 256 << 20
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# A node whose tiers have had no room for this long passes the files that it should keep on to other
-# nodes [s].
+# If a node's tiers have had no room for this long, other nodes keep the files that the node should
+# keep [s].
 LACKS_S = 1.0
 # The engine is granted room for this long after the last order for a fill [s].
 GRANTED_S = 2.0
@@ -76,7 +76,7 @@ class Filler:
         # Drops copies to make room for files that programs use. Returns the files for which there
         # will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Returns the files among these that `prefetch: auto` has requested.
+        # Returns those of the given files that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -174,7 +174,7 @@ class Filler:
 
     def _leave_to_source(self) -> None:
         """Leaves requested files to the source until it is known which node keeps which file,
-        because readers do not wait for that."""
+        because readers must not wait for that."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -225,15 +225,15 @@ class Filler:
         stay ABSENT, because they have no room; if one of them was to be staged, all later files to
         be staged stay ABSENT too.
 
-        horizon : to make room for files to be staged, copies may be dropped whose next use is so
-            many files from now or later
+        horizon : a copy may be dropped to make room for files to be staged if its next use is at
+            least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders fills of those of (n,) files that are WANTED. Returns the number of orders. A file
+        """Orders a fill of each of (n,) files that is WANTED. Returns the number of orders. A file
         that is named twice is filled once: only one of two copies would be published, and the other
         would occupy room."""
         ids = distinct(ids)
@@ -289,7 +289,8 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders fills of (n,) files into (n,) tiers that have room for them. Returns n."""
+        """Orders a fill of file ids[i] into the tier tiers[i], which has room for it, for (n,)
+        files. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -323,9 +324,10 @@ class Filler:
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged.
-        Where that is allowed, copies are dropped for the files, those of other datasets first, and
-        the files wait for the room. The others are staged. Without a staging area, the source
-        serves them at once, because readers wait; they are retried when no fill runs any more."""
+        If copies may be dropped for a file, the file waits for the room of these copies; copies of
+        datasets that are not configured are dropped first. The other files are staged. Without a
+        staging area, the source serves them at once, because readers wait; they are retried when no
+        fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -342,8 +344,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # These files were prefetched beside others, and files in use have taken their room.
-            # Their own opens request them again.
+            # These files were to be prefetched because programs read other files of their
+            # directory, but files in use have taken the room. Their own opens request them again.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -353,8 +355,8 @@ class Filler:
 
     def _drop_spare(self, ids: Ids) -> Ids:
         """Makes room for files that this node owns, by dropping copies of other nodes' files.
-        Returns those of (n,) files for which there will be room. Does nothing under a plan, because
-        the plan assigns files to nodes."""
+        Of (n,) files, returns those for which there will be room. Does nothing under a plan,
+        because the plan assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -452,9 +454,9 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Retries files that found no room while fills were running. Running fills are counted
-        twice, as reserved and as used on the disk, and some may have failed. Files that fit now
-        become WANTED."""
+        """Retries files that found no room while fills were running. There may be room now: a
+        running fill is counted twice, as reserved and as used on the disk, and a failed fill takes
+        no room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
@@ -477,7 +479,7 @@ class Filler:
         self.collect()  # fills that have failed meanwhile may await a retry
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        self.collect()  # another command may request next what is ABSENT now
+        self.collect()  # makes the cancelled files ABSENT, so that another command can request them
         return waiting + withdrawn
 
     def clear(self) -> int:
@@ -494,8 +496,8 @@ class Filler:
 
     def close(self, limit_s: float) -> int:
         """Abandons all orders. Tiers with copies that still wait for their check are marked, so
-        that the next daemon checks them. Returns how many of the engine's threads have not ended
-        within limit_s."""
+        that the next daemon checks these copies. Returns how many of the engine's threads have not
+        ended within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
         unchecked = word.state(words) == State.FILLING

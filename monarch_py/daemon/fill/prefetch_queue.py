@@ -97,8 +97,8 @@ class PrefetchQueue:
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket from the queue. Returns the (n,) of them that were handed
-        out and whose fill has not ended."""
+        """Removes the files of a ticket. Returns (n,) the files that were queued, and the files
+        that were handed out and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]

@@ -11,7 +11,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
 
-# Plain integers: a comparison with an enumeration's member costs Python a call and an exception.
+# These are plain integers, because each comparison with a member of an enumeration costs Python a
+# call and an exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # The bits of a demand that hold its entry: catalog.h, monarch_demand_entry.
@@ -58,9 +59,9 @@ class FillRequests:
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts WANTED files that readers wait for now ahead of all others. Files to be filled ahead
-        may be among them: the daemon does not know of their opens if `prefetch` is `none`, or if
-        the open came before the file became WANTED."""
+        """Puts the WANTED files for which readers wait into the queue that is served first. Files
+        to be filled ahead may be among them: the daemon does not know of their opens if `prefetch`
+        is `none`, or if the open came before the file became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -92,7 +93,7 @@ class FillRequests:
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Sorts files that programs use into two queues: from the sources, and from peers. With a
         single queue, two nodes that fill from each other would deadlock once both have as many
-        orders as they may.
+        orders as they may have.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -105,7 +106,7 @@ class FillRequests:
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
         """Returns the next (n,) files of one of the two queues, at most `most`; an empty array if
-        it is empty."""
+        the queue is empty."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS
@@ -128,7 +129,7 @@ class FillRequests:
         """Makes the files of a command WANTED, and queues them in this order behind those that
         programs use; files of a pack are queued in the pack's order. Files that had no room or
         failed before are queued again. Files that are being filled for another command are recorded
-        under this command's ticket too. Returns how many of the files get a copy."""
+        under this command's ticket too. Returns how many of the files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -183,8 +184,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns these
-        files."""
+        """Of (n,) files, makes those ABSENT that are BYPASS for one of these reasons, and returns
+        them."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -192,7 +193,7 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Queues those of (n,) files in use that are BYPASS because they had no room."""
+        """Of (n,) files in use, queues those that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

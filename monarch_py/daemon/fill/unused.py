@@ -56,7 +56,7 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Returns those of (n,) files that were prefetched and are still unused."""
+        """Of (n,) files, returns those that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
@@ -74,8 +74,8 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Handles (n,) files in use that have no room. Returns those that were refused before,
-        and marks the others as REFUSED."""
+        """Handles (n,) files in use that have no room. Returns the files that were refused room in
+        an earlier use. The other files are marked as REFUSED once this use is over (ONE_USE_S)."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -83,7 +83,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Returns those of (n,) files opened now that had no room when they were used before."""
+        """Of (n,) files that are opened now, returns those that had no room in an earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

@@ -31,12 +31,13 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# All nodes know which node keeps which file within this time of each other, unless a node scans by
-# itself [s].
+# For this long after the daemon's start, readers wait until this node knows which node keeps which
+# file [s]. All nodes come to know it within this time of each other, unless a node scans by itself.
 START_LIMIT_S = 1.0
-# While this node scans by itself, another node's background request (one that no reader there waits
-# for) may wait this long [s]. Otherwise the other node would read the file from the source although
-# this node is to read it. While a plan is being placed, such requests wait without this limit.
+# For this long after the daemon's start, background requests of other nodes (requests that no
+# reader waits for) wait while this node scans by itself [s]. Otherwise the other nodes would read
+# files from the source that only this node is to read. While a plan is being placed, such requests
+# wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -74,8 +75,9 @@ class Nodes:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # By entry, whether this node has passed the file on for lack of room; the number of files
-        # that it has passed on; the number of files that it has taken over from other nodes.
+        # `_has_passed_on` : by entry, whether this node has passed the file on for lack of room.
+        # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and how
+        # many it has taken over from them.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
@@ -98,7 +100,7 @@ class Nodes:
     def _patience(self) -> int:
         """Returns which requests of other nodes wait until it is known what this node keeps. The
         first node that knows its own files starts to fetch ahead. If its requests to other nodes
-        did not wait, it would read from the source files that those nodes are to read."""
+        did not wait, it would read files from the source that only those nodes are to read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -133,9 +135,9 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Passes on those of (n,) files that this node owns but has no room for. From now on the
-        next node in each file's order, if there is one, owns the file. Peers that ask this node for
-        such a file are redirected to its new owner."""
+        """Of (n,) files for which this node has no room, passes on those that it owns. From now on
+        the next node in the file's order of nodes (`rendezvous.next_nodes`), if there is one, owns
+        the file. Peers that ask this node for such a file are redirected to its new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -154,8 +156,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on, because the nodes before it in the
-        files' orders have no room."""
+        """Notes (n,) files that this node owns from now on, because the nodes that precede it in
+        the order of nodes of these files have no room."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -163,7 +165,7 @@ class Nodes:
         self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: Int32s) -> None:
-        """Notes the (n,) nodes that own (n,) files from now on."""
+        """Notes that node nodes[i] owns file ids[i] from now on, for (n,) files."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)
@@ -215,8 +217,8 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Passes to the peer server which nodes keep (n,) entries. The engine gets it too, for the
-        orders that it makes by itself."""
+        """Tells the peer server which nodes keep (n,) entries. Tells the engine too, for the orders
+        that the engine makes by itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

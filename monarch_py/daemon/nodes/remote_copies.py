@@ -21,8 +21,8 @@ from monarch_py.policies.node import NOBODY
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. A single peer gets two thirds of them; the rest is kept for the peer that is asked next
-# (can_ask in csrc/engine/schedule.c).
+# time. A peer that is asked alone gets two thirds of them; the rest is kept for the peer that is
+# asked next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 Asked = Int32s
@@ -31,7 +31,8 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether it chooses; otherwise holders are asked as long as they answer
+    chooses : whether the faster of the two is chosen; otherwise the nodes that hold a file are
+        asked as long as they answer
     chosen : how many fills have gone to the source so far although a node has the file
     """
 
@@ -60,7 +61,8 @@ class RouteChooser:
     # --- knowledge ------------------------------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes the (n,) nodes that have (n,) files whole. NOBODY leaves a file unchanged."""
+        """Notes that node nodes[i] has the whole file ids[i], for (n,) files. Where nodes[i] is
+        NOBODY, what is known of the file stays."""
         known = nodes != NOBODY
         if not known.any():
             return

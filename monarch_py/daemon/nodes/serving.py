@@ -65,8 +65,8 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. It fills these when a peer asks for them.
-        Peers that ask for entries which it has passed on are redirected.
+        """Sets which of (n,) entries this node keeps. The node fills the entries that it keeps when
+        a peer asks for them. Peers that ask for entries which it has passed on are redirected.
 
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
@@ -86,7 +86,8 @@ class ReplicaServer(PeerServer):
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS no request waits: it is known, or the wait has taken too long."""
+        MONARCH_NOBODY_WAITS no request waits, because this is known or the wait has taken too long.
+        """
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:

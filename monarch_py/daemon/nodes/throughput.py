@@ -59,7 +59,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Time without bytes belongs to an open whose bytes are still to come, or to a failure.
+        # Time without bytes belongs to an open whose bytes are still to come, or to a failure. It
+        # counts once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
@@ -77,8 +78,9 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among them. If none was measured at a smaller number either, each gets the
-        rate of one reader at the nearest larger number: fewer readers get no less each.
+        number is divided among them. If none was measured at a smaller number either, the result is
+        the rate of one reader at the nearest larger number, because each of fewer readers gets no
+        less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -47,7 +47,7 @@ class FetchAhead:
     def begin(self, order: Ids) -> None:
         """Starts with a new placement.
 
-        order : files that are kept here and have no copy yet, by their first use
+        order : files that are kept here and have no copy yet, in the order of their first use
         """
         self._policy.foresee(NO_IDS)
         self._kept_order = order  # kept files that are not ordered yet
@@ -168,8 +168,8 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns (n,) how long programs will take to open so many more files [s]; infinity if they
-        have just begun, or open none."""
+        """Returns (n,) how long programs will take to open files[i] more files [s]; infinity if
+        they have just begun, or open none."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)

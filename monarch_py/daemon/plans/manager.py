@@ -1,8 +1,8 @@
 """Follows access plans: compares what programs open with what the plans predict.
 
 While a plan agrees with what programs open, this node keeps the files that the plan places on it
-(`placement.py`), and fetches files before they are needed (`prefetch.py`). A plan that disagrees is
-dropped. When all plans are dropped, files are kept as without a plan.
+(`placement.py`), and fetches files before they are needed (`fetch_ahead.py`). A plan that disagrees
+is dropped. When all plans are dropped, files are kept as without a plan.
 """
 
 import logging
@@ -151,7 +151,7 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Returns to keeping files as without a plan, after all plans were dropped."""
+        """Keeps files as without a plan from now on, because all plans were dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
@@ -289,8 +289,9 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. Copies of files in a followed
-        plan may be, except those that this node owns, because other nodes fetch them from here."""
+        """Returns (n,) whether the copy of each file may be evicted. The copy of a file in a
+        followed plan may be evicted unless this node owns the file, because other nodes fetch it
+        from here."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active

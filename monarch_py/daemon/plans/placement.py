@@ -37,7 +37,7 @@ class PlacementResult:
     ids : (n,) entries of all files
     holders : for each file the nodes that keep it, owner first
     tier : (n,) int32, the tier in which this node keeps each file, or NOWHERE
-    order : files that this node keeps and has no copy of yet, by their first use
+    order : files that this node keeps and has no copy of yet, in the order of their first use
     """
 
     found: list[Found]
@@ -149,9 +149,8 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns the same as `_share_out`, by the plans that assign samples to nodes. Files that
-        no such plan names stay where their hashes put them, including those of another plan that
-        does not assign samples by holders."""
+        """Returns what `_share_out` returns if plans assign samples to nodes. Files that no such
+        plan names, for example the files of another plan, stay where their hashes put them."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):
@@ -165,7 +164,8 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of the file; if this node never uses it, of the first use by any node."""
+    this node's first use of the file. If this node never uses the file, this is the position of the
+    first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:

@@ -25,8 +25,8 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# A plan is dropped after at least this many searches without a result, if the plan disagreed with
-# the accesses during the last search.
+# A plan is dropped after at least this many searches without a result, if the last accesses
+# disagreed with the plan when the last search began.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.
@@ -199,8 +199,8 @@ class PlanTracker:
         if self._is_last or estimator.judged >= self._search_at:
             # Right after a job has jumped to another position, some of its last accesses fit the
             # old position, and after a jump to the end of an epoch the accesses are from two
-            # epochs. Either may hide the new position. So a search without a result is repeated, at
-            # growing intervals, because each search draws all runs of the plan.
+            # epochs. Both may hide the new position. So a search without a result is repeated. The
+            # intervals grow, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 

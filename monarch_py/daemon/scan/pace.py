@@ -10,15 +10,17 @@ from monarch_py.scan.walk import ALL_NAMES
 AHEAD_S, LEAST = 0.4, 8
 # The rate of fills may also be measured over less time than AHEAD_S, because a job soon has many
 # fills of small files. A few fills of large files, however, always end together and look like a
-# high rate: on the word of such a rate, the scan looks at names of this many bytes at most [bytes].
+# high rate. So the scan stays ahead by at most as many files as were filled in the last AHEAD_S,
+# plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
 # The scan is allowed more names once it has found entries since the last allowance, or after this
 # time without any [s].
 LOOK_S = 0.2
-# The scan may examine one name in directories that programs do not read for every OPENS_A_NAME
-# opens of programs at the source.
+# For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
+# directories that programs do not read.
 OPENS_A_NAME = 16
-# If programs have opened nothing at the source for this long, the scan runs without a limit [s].
+# If programs have opened nothing at the source and no file was filled ahead for this long, the scan
+# runs without a limit [s].
 IDLE_S = 1.0
 # After this time the scan runs without a limit even while programs read, because the comparison of
 # directories with the source (`revalidate`) starts only when the scan is complete [s].
@@ -37,7 +39,7 @@ class ScanPace:
         self._active_until = now_s + IDLE_S if awaits_job else now_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # When how many files had been filled, for the last AHEAD_S and one moment before.
+        # (time [s], number of files filled by then), for the last AHEAD_S and one time before it.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -56,7 +58,7 @@ class ScanPace:
         `Scan.allow`.
 
         opens : opens of programs at the source so far
-        filled, waiting : how many files were filled ahead so far, and how many still wait for it
+        filled, waiting : how many files were filled ahead so far, and how many still wait to be
         found : entries that the scan has found so far
         size_bytes : mean size of the files that are filled ahead
         """

@@ -2,7 +2,7 @@
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. If a directory has
-changed, the source answers for it for the rest of the session, and likewise for every file in it
+changed, the source answers for the directory for the rest of the session, and for every file in it
 that is gone or replaced.
 """
 

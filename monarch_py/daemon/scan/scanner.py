@@ -1,4 +1,4 @@
-"""Adds files that scans find, or that clients open, to the catalog, and finds their earlier copies.
+"""Adds to the catalog the files that scans find or clients open, and finds their earlier copies.
 
 Earlier copies are those of earlier sessions, which the tiers' manifests list.
 """
@@ -29,8 +29,8 @@ log = logging.getLogger("monarch.scanner")
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy` only such directories are listed, and those that a command or
-# a plan requests.
+# they read of each. With `scan: lazy` only such directories are listed, and directories that a
+# command or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
@@ -124,10 +124,8 @@ class Scanner:
         # known once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
-        # Whether a plan or a command waits for the requested listings; the number of names that the
-        # scan may examine.
-        self._is_in_a_hurry = False
-        self._allowed = ALL_NAMES
+        self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
+        self._allowed = ALL_NAMES  # how many names the scan may examine, see `allow`
         self._known = 0  # entries that `note_met` or `_insert` has handled
         self.has_more = False  # whether work is left that no client will wake the loop for
         self.full = False  # whether shared memory has no room for more entries
@@ -154,10 +152,10 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """Bits of the sources whose files the engine may add to the catalog by itself when programs
-        hand them over. It may do so if the configuration excludes no file, no copy of an earlier
-        session can belong to such a file, no directory was renamed in this session, and shared
-        memory has room for more entries."""
+        """A bit for each source whose files the engine may add to the catalog by itself when
+        programs hand them over. The engine may do so if the configuration excludes no file, no copy
+        of an earlier session can belong to such a file, no directory was renamed in this session,
+        and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
@@ -200,7 +198,7 @@ class Scanner:
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Notes that programs read through a directory, and with `is_deep` through all its
         subdirectories. A lazy scan lists only directories in which files were read, so it ignores
-        deep ones."""
+        calls with `is_deep`."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
@@ -244,11 +242,11 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts the files that the engine has added to the catalog since the last iteration as
-        opened."""
+        """Counts as opened the files that the engine has added to the catalog since the last
+        iteration."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
-        if not self.is_whole:  # else no directory is asked for
+        if not self.is_whole:  # otherwise every directory is listed already
             looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
             for place in self.shared.catalog.places(looked_at):
                 self._note_opened(*place)
@@ -376,7 +374,7 @@ class Scanner:
 
     def take_hints(self) -> Ids:
         """Processes files that clients opened before the catalog knew them. Returns the entries of
-        those that the catalog knows by now, to be filled."""
+        the files that the catalog knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for path in told:
@@ -435,8 +433,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, path: str) -> None:
-        """Counts an open of a file that was not in the catalog. After NAMES of them in one
-        directory, that directory is listed."""
+        """Counts an open of a file that was not in the catalog. After NAMES such opens in one
+        directory, the directory is listed."""
         if not self.is_whole:
             place = number, os.path.dirname(path)
             if self._count(self._opened, place) == NAMES:

@@ -73,7 +73,7 @@ class Source:
         self.number = number
         self.config = config
         self._recorded = recorded
-        self.up_ino = 0  # of the root's ".."; 0 until the root was listed
+        self.up_ino = 0  # the inode number of the root's ".."; 0 until the root was listed
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
@@ -88,7 +88,7 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a directory was requested whose scan has not begun."""
+        """Whether directories were requested that no scan has begun to list."""
         return len(self._parts) > 0
 
     @property

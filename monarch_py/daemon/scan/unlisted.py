@@ -20,8 +20,8 @@ THREADS = 4
 WAITING = 1024
 # How long a running scan has to find a file before the file is looked up separately [s].
 SCAN_S = 0.1
-# If more files than this wait, only those that are due to be looked up at the source are searched
-# for in the catalog.
+# If more files than this wait, the catalog is searched only for the files that are due to be looked
+# up at the source.
 FEW = 32
 
 
@@ -92,7 +92,7 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # no thread can be started: others do the work, or the next call tries again
+            # No thread can be started. Other threads do the work, or the next call tries again.
             except RuntimeError:
                 return
             self._threads += 1

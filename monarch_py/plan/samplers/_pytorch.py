@@ -22,9 +22,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. It does so if the program has passed this
-# generator to it too: it then draws its workers' seed, in two draws before each epoch, or with
-# persistent_workers only before the first epoch.
+# When a DataLoader draws from the sampler's generator. It does so if the program has passed the
+# generator to the DataLoader too: the DataLoader then draws its workers' seed, in two draws before
+# each epoch, or with persistent_workers only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
@@ -37,7 +37,7 @@ def randperm(generator: Mersenne, order: Order) -> Order:
 
 
 def randperm_draws(n: int) -> int:
-    """How many numbers randperm(n) takes from its generator."""
+    """Returns how many numbers randperm(n) takes from its generator."""
     return 2 * n if n >= LARGE_RANDPERM else max(0, n - 1)
 
 
@@ -151,8 +151,8 @@ class RandomSampler(_Generated):
             yield self._one(generator, buffers)
 
     def _draws(self) -> int:
-        """How many numbers one epoch draws. Without replacement, torch draws one more permutation
-        at the end of an epoch, before it finds that no samples are left to yield."""
+        """Returns how many numbers one epoch draws. Without replacement, torch draws one more
+        permutation at the end of an epoch, before it finds that no samples are left to yield."""
         if self.replacement:
             return self.count * (2 if self.length >= WIDE_RANDINT else 1)
         return (self.count // self.length + 1) * randperm_draws(self.length)
@@ -214,7 +214,7 @@ class GlobalRandomSampler(Sampler):
         yield self._drawn().epoch(0)
 
     def _drawn(self) -> RandomSampler:
-        """The RandomSampler whose generator has the seed that `seed` returns."""
+        """Returns the RandomSampler whose generator has the seed that `seed` returns."""
         return RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
 
 

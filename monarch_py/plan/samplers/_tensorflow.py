@@ -48,7 +48,7 @@ class TensorFlowShuffle(Sampler):
             yield order
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """The seeds of this epoch's iterator, which are two draws from the dataset's generator."""
+        """Returns the seeds of this epoch's iterator: two draws from the dataset's generator."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):

@@ -203,7 +203,7 @@ class _Nodes:
 
         after : the samples' next uses
         beyond : whether these uses are too far by rule 2
-        now : the last access of the step
+        now : the number of the last access of the step
         """
         into = np.zeros(len(files), dtype=np.int8)
         cache = self.caches[node]

@@ -62,7 +62,7 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search moves away from the balance. Here bisection searches for the end of a
-      window of times. If a window begins later, its end can only be later too.
+      window of times. The later a window begins, the later it must end.
     - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
       queue at a time, so it may stop where no single change helps. Here all windows [least,
@@ -94,9 +94,9 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Finds the best window of each step among those that begin at one of these levels (starts,).
-    Returns (steps, queues) the threads, (steps,) the difference between the largest and the
-    smallest time, and (steps,) the largest time; inf if there is no window."""
+    """Finds, for each step, the best window that begins at one of these levels (starts,). Returns
+    (steps, queues) the threads, (steps,) the difference between the largest and the smallest time,
+    and (steps,) the largest time; inf if there is no window."""
     # Each row is one step with one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]

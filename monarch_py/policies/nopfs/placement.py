@@ -99,7 +99,7 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
     If there is room for further holders, each node first reserves the room that it wants for copies
     of other nodes' files. Otherwise all spare room would be on the nodes that are filled last.
-    Files that get no owner in this way then get one in the whole room.
+    Files that get no owner in this way may then use the reserved room too.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)

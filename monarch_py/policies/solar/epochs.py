@@ -3,15 +3,18 @@
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
 SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
 
-With independent shuffles this gains little. First_C and Last_C are random subsets of c of the n
-samples, so an edge costs c (1 - c / n) with a standard deviation of c (1 - c / n) / sqrt(n)
-(hypergeometric): 0.34 % of the mean for 88,064 samples. The best of 100 edges lies 2.5 standard
-deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the given order. LRU then
-loads 0.1 to 0.3 % less (benchmarks/policies). A buffer that drops the samples with the farthest
-next use saves nothing, since it loads D - C whatever epoch came before. SOLAR reports savings of
-25.6 and 59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also
-replaces the buffer by one that knows the future. In the same benchmark, this reduces loads from
-between 1.3 and 2.6 times D - C to exactly D - C.
+With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
+epoch to the next. The last c samples of an epoch, which are in the buffers, and the first c samples
+of the next one are random subsets of the n samples. So an edge costs c (1 - c / n) loads, with a
+standard deviation of c (1 - c / n) / sqrt(n) (hypergeometric): 0.34 % of the mean for 88,064
+samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
+0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+
+A buffer of size C that drops the samples with the farthest next use saves nothing: for a dataset of
+size D, it loads D - C in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
+59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also replaces
+the buffer by one that knows the future. In the same benchmark, this reduces loads from between 1.3
+and 2.6 times D - C to exactly D - C.
 """
 
 from collections.abc import Callable
@@ -23,8 +26,8 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# How many files are in one block of the comparison of every epoch with every other. For 100 epochs
-# a block takes 50 MB.
+# Every epoch is compared with every other one in blocks of this many files. For 100 epochs a block
+# takes 50 MB.
 BLOCK_FILES = 1 << 16
 # The longest segment of epochs that is moved at a time.
 LONGEST_SEGMENT = 3
@@ -34,9 +37,9 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64, u by v, the costs N(u, v) = |First_C(v) without Last_C(u)|
-    (SOLAR 4.2): how many samples are loaded at the start of epoch v if epoch u ran before it. The
-    diagonal is 0 and has no meaning.
+    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. It tells how
+    many samples are loaded at the start of epoch v if epoch u ran before it: those of the first C
+    samples of v that are not among the last C samples of u. The diagonal is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
     capacity : C, how many samples the buffers of all nodes hold together
@@ -119,8 +122,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results from joining the cycles of the cheapest assignment, always the
-    two that are cheapest to join."""
+    """Returns the path that results from joining the cycles of the cheapest assignment. Each step
+    joins the two cycles that are cheapest to join."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

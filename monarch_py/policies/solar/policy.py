@@ -36,10 +36,10 @@ class Solar:
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
     chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
     vain : how many unwanted samples a node may read, relative to the samples that it loads. A
-        larger value saves more reads, but loads more bytes than D - C
-    reorder : whether the epochs are reordered too. It is off by default: with independent shuffles
-        all edges cost nearly the same, and buffers that drop the samples with the farthest next use
-        load D - C in an epoch whatever epoch came before it
+        larger value saves more reads, but more bytes are read in vain
+    reorder : whether the epochs are reordered too. It is off by default, because it gains nearly
+        nothing with independent shuffles (`epochs`): buffers that drop the samples with the
+        farthest next use load as much in an epoch whatever epoch came before it
 
     A sample is held by one node, the one that loaded it; the mapping lets that node use it again.
     If its holder has reached the cap, another node loads the sample for this use, and the holder
@@ -158,11 +158,11 @@ class _Buffers:
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
             whether it is loaded
-        now : the last access of the step
+        now : the number of the last access of the step
         """
         cls, into = answer = np.zeros((2, len(files)), dtype=np.int8)
         owner = self.holder[files].tolist()
-        # Lists, because access to single elements of arrays is slow.
+        # The rows are made of lists, because access to single elements of arrays is slow.
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
