@@ -93,8 +93,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
  * know the directory. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
-/* Reads the fields of statx that are the same for all files below `root`. The kernel has them in its
- * cache while it trusts the attributes of `root`. */
+/* Reads the fields of statx that are the same for all files below `root`. The kernel has them in
+ * its cache while it trusts the attributes of `root`. */
 void monarch_read_masks(int root, struct monarch_filesystem *f);
 /* Reads the answers of statx and statfs for the file system of `root`. statfs always asks the
  * source. */
