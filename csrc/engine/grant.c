@@ -129,8 +129,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* The demand came after the readers of this file were last answered: make this reader look
-     * again. */
+    /* No fill of this file is under way, and none is asked for. So this demand came after the last
+     * answer to the file's readers. Make the reader look at the file again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }

@@ -59,8 +59,8 @@ struct monarch_kept {
  * stands for a sample that is never kept. Returns the number of missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
-/* Returns the offset of a sample's bytes from `kept`, and sets *length to their number; -1 if the
- * sample is not completely stored. */
+/* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of
+ * bytes. Returns -1 if the sample is not completely stored. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample, unless it is already stored, another process is storing it, or there is no room.
  * If a process was killed while it stored the sample, the caller takes over. Returns 1 for the

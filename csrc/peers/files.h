@@ -20,9 +20,9 @@ struct monarch_peer_files {
      * wait. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
-    /* Returns the end of the contiguous bytes that can be sent from `at` on; it need not look
-     * beyond the end of the block. Returns `at` if there are no bytes yet, and MONARCH_PEER_NEVER
-     * if no more will come. */
+    /* Returns the position up to which all bytes from `at` on can be sent. The function may stop at
+     * the end of the block that contains `at`, even if more bytes are there. Returns `at` if there
+     * are no bytes yet, and MONARCH_PEER_NEVER if no more will come. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Called when bytes did not come in time. Returns whether their source is returning data, so
      * that the peer should ask again. */

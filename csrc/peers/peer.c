@@ -53,10 +53,12 @@ struct monarch_peer {
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* time of the last answer of a request with a slot; under the lock */
     unsigned idle;
-    int has_failed;   /* the peer has failed since it last worked; under the lock */
-    int has_worked;   /* the peer has ever worked; atomic */
-    int has_ended;    /* no request may be sent to the peer any more; under the lock */
-    struct use *uses; /* the uses whose threads have a link; under the lock */
+    int has_failed; /* the peer has failed since it last worked; under the lock */
+    int has_worked; /* the peer has ever worked; atomic */
+    int has_ended;  /* no request may be sent to the peer any more; under the lock */
+    /* list of the `struct use` of all threads that have a link; followers, which still wait for
+     * one, are not in it; under the lock */
+    struct use *uses;
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
 };

@@ -27,8 +27,8 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 
 /* --- a server without a catalog: peer_table.c ------------------------------------------------- */
 
-/* A table of a few hundred open files, found by their identity in the catalog. Some of them may
- * still be incomplete. */
+/* A table of a few hundred open files, found by their source and the hash of their path. Some of
+ * them may still be incomplete. */
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);

@@ -159,7 +159,8 @@ def _row(result: dict[str, Any], unit: float) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """The number with four significant digits, and at most three after the point."""
+    """The number with at most three digits after the point, fewer for larger numbers, and none from
+    1000 on."""
     if value >= 1000:
         return f"{value:,.0f}"
     places = 3 if value < 10 else 2 if value < 100 else 1

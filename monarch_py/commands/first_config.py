@@ -173,8 +173,8 @@ def _tiers(sources: Sequence[Path]) -> list[str]:
         tiers.append(_tier(disk, int(disk.free_bytes * DISK_PART), f"are free, {disk.kind}"))
     if not tiers:
         raise ConfigError(
-            "this node has no memory and no local disk with room for copies; name a directory of"
-            " its own storage in TMPDIR, or write the configuration by hand"
+            "found no room for copies in this node's memory or on its local disks; set TMPDIR to a"
+            " directory on a local disk of the node, or write the configuration by hand"
         )
     return tiers
 

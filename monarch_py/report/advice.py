@@ -33,8 +33,8 @@ MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 MOST_NODES, MOST_MEAN = 64, 1e13
 # The files of a batch, and the batches that each reader fetches ahead.
 BATCH, AHEAD = 8, 2
-# Rates that a run does not measure, since the kernel serves copies: those of memory and of an SSD
-# [bytes/s]. A rate that has no influence is UNLIMITED.
+# Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
+# serves the reads of copies. UNLIMITED stands for a rate that has no influence.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
 # In an interval in which at least this share of the bytes came from copies, the source did not slow

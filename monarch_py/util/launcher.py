@@ -27,7 +27,8 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Returns this process's launch; None if no launcher has started it."""
+    """Returns this process's rank, and the number of processes that were launched together, this
+    one included; None if no launcher has started this process."""
     for size, rank in VARIABLES:
         numbers = environment.get(size, ""), environment.get(rank, "")
         if all(number.isdecimal() for number in numbers):

@@ -40,7 +40,8 @@ PUBLIC int close(int fd) {
     return real(fd);
 }
 
-/* libc closes the stream's descriptor internally. */
+/* Call this before libc closes a stream: libc closes the descriptor internally, so the library does
+ * not see that close. */
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;

@@ -23,8 +23,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records the renamed trees as changed once more: files below them may have been added to the
- * catalog between before_rename and the rename itself. */
+/* Records a second time that the renamed trees have changed, because files below them may have been
+ * added to the catalog between before_rename and the rename itself. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

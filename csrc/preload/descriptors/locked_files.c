@@ -124,10 +124,11 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- preserving locks ------------------------------------------------------------------------- */
 
-/* Takes the process's read locks a second time, through an open file of the library's own, so that
- * they are held during the closing. Afterwards only a mapping refers to that open file: unlike a
- * close, an unmapping drops no locks of the process. Write locks cannot be taken a second time, so
- * another process may take them in between. Returns the mapping, or a negative errno. */
+/* Takes the process's read locks a second time, so that they are held while a descriptor of the
+ * file is closed. They are taken through an open file of the library's own, to which only a mapping
+ * refers afterwards: a close would drop the process's locks, an unmapping does not. Write locks
+ * cannot be taken a second time, so another process may take them in between. Returns the mapping,
+ * or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);

@@ -242,8 +242,8 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for the publication: the rest of the limit, but at most WORD_NS unless
- * the limit itself is below WHOLE_NS. */
+/* Returns how long to wait for the daemon to publish the copy: what is left of the limit. If the
+ * limit is WHOLE_NS or longer, the wait is at most WORD_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;

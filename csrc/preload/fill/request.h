@@ -4,8 +4,9 @@
 
 #include "preload/session/session.h"
 
-/* Tells the daemon of a file that is open as `fd` and that the catalog does not know. is_part = 1:
- * too little of the file was read for the file to be filled. */
+/* Tells the daemon of a file that the catalog does not know. The program has the file open as `fd`.
+ * is_part: 1 if the program has read some of the file, but too little for the file to be worth a
+ * copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked

@@ -121,8 +121,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* If another thread has closed or replaced the descriptor before it is pinned, pinning fails.
-     * After that, such a thread waits until the descriptor is unpinned. */
+    /* If another thread closes or replaces the descriptor before this thread has pinned it, pinning
+     * fails. Once it is pinned, a thread that is about to close or replace it waits until it is
+     * unpinned. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

@@ -4,7 +4,9 @@
 
 #include "shared/sys.h"
 
-static uint32_t foreign; /* atomic; 1: some thread has other mounts or another root; never reset */
+/* atomic; 1: a thread of this process may have got other mounts than it had, or a root of its own;
+ * never reset */
+static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
 

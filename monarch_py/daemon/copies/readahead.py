@@ -16,8 +16,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# Limits on the copies being read at a time [files, bytes]. They are low because a file that is used
-# sooner may become known at any moment.
+# Limits on the copies being read at a time [files, bytes]. They are low because a file that is
+# needed sooner than these may become known at any moment, and should not wait behind many reads.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 

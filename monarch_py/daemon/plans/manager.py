@@ -81,9 +81,9 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Notes (n,) entries that programs have opened since the last iteration. It must be called
-        before an iteration drops copies: the copies of these entries should be dropped first.
-        Otherwise they would still count as needed next, and copies that are needed later would be
+        """Notes (n,) entries that programs have opened since the last iteration. Call it before the
+        iteration drops copies. Until then these entries still count as needed next, although they
+        have just been used: their copies would be kept, and copies that are still needed would be
         dropped instead."""
         if len(opened):
             self._seen_at = time.monotonic()
@@ -137,8 +137,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `routes` which files all nodes have used by now. The nodes that own these files
-        have the whole of them."""
+        """Tells `routes` where to find the files of a run that all nodes have finished: the node
+        that owns such a file has the whole file."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)

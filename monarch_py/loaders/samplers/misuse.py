@@ -37,8 +37,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Refuses a sampler in place of the files. Lightning constructs batch samplers again, and then
-    passes its own sampler as the first argument. Raises ConfigError."""
+    """Raises ConfigError if `files` is a sampler. One cause is Lightning: when it constructs a
+    batch sampler anew, it passes its own sampler as the first argument, where the files belong."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):

@@ -1,4 +1,5 @@
-"""Places a batch in a slot: its arrays one after the other, and a tree with their places.
+"""Splits a batch: its arrays go into a slot, one after the other, and a tree tells where each of
+them is.
 
 Arrays, and torch's tensors in the processor's memory, are written into the slot. Everything else in
 a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.

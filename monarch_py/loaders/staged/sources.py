@@ -1,4 +1,5 @@
-"""Asks the node's daemon where programs have found the files that they opened."""
+"""Asks the node's daemon how many opens found copies, how many went to the source, and how many
+bytes other nodes sent."""
 
 from monarch_py.config.layers import default_file
 from monarch_py.errors import SessionError

@@ -42,8 +42,8 @@ def randperm_draws(n: int) -> int:
 
 
 def loader_skips(loader_draws: str, run: int) -> int:
-    """Returns how many numbers a DataLoader has drawn from the generator when it begins epoch
-    `run`."""
+    """Returns how many numbers a DataLoader has drawn from the generator before the sampler draws
+    epoch `run`, including the draws at the beginning of that epoch."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
