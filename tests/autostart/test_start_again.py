@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from autostart.started import CAT, IDLE_READER, READER, Started, counted, reader_is_attached, stop
 from support.files import Files
 from support.session import wait_until
 from support.steps import Steps
 
 
+@pytest.mark.long  # test_start_faults.py kills at each step, in a program without other steps
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()
     with Steps(site.session, READER, files.path("f00001")) as reader:

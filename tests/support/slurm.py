@@ -49,6 +49,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
 KillWait=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 {more}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
