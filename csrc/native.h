@@ -144,7 +144,8 @@ struct monarch_scan;
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
 /* Scans only these `n` directories, whose names are relative to the root. is_deep: also scans all
- * directories below them. Such a scan does not record how many names each directory has. */
+ * directories below them. A scan of parts does not record how many names each directory
+ * has. */
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);

@@ -21,8 +21,8 @@ struct monarch_engine {
     int stopping;                    /* atomic */
     /* The peers that orders name, by number. NULL: no such peer. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* What this node offers to its peers. Peers that wait there for a file are woken after each
-     * unit of it. NULL for none. Atomic. */
+    /* The copies that this node offers to its peers. A peer that waits for a file is woken after
+     * each unit of the file. NULL for none. Atomic. */
     struct monarch_holdings *holdings;
     /* Serves readers that wait, in a thread that would otherwise only wait for a peer. `buffer` has
      * MONARCH_CHUNK bytes. */

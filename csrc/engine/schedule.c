@@ -151,9 +151,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work for which no reader waits. Such work also gets only a share of the width
- * at each peer, so that one slow peer leaves part of the width to the others, however small the
- * width is. */
+/* Like can_ask, for work without a waiting reader. The work also gets only a share of the width at
+ * each peer, so that one slow peer leaves part of the width to the others, however small the width
+ * is. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -322,8 +322,8 @@ static int has_block(const struct pool *p, enum monarch_way way, const struct fi
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block of a fill for which no reader has waited. Such fills are finished one after the
- * other. */
+/* Finds a block of a fill for which no reader has waited. Fills without a reader are finished one
+ * after the other. */
 static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && ((int)f->job->result.in_use != in_use || !has_block(p, way, f)))

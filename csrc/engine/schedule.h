@@ -5,8 +5,8 @@
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 
-/* Returns whether readers may wait for an order of this kind. Such an order can be found by its
- * entry from monarch_remember until it begins. */
+/* Returns whether readers may wait for an order of this kind. Orders of
+ * these kinds can be found by their entries from monarch_remember until they begin. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */

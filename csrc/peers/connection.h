@@ -53,8 +53,8 @@ struct monarch_peer_connection {
     int blocks;                                    /* whether calls on the socket block */
 };
 
-/* What monarch_peer_step needs. The threads of one server share it, except for the fields that each
- * thread has for itself. */
+/* The arguments of monarch_peer_step. The threads of one server share them, except the fields
+ * that each thread has for itself. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;

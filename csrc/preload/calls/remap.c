@@ -1,4 +1,4 @@
-/* Calls that remove or change mappings. Such a mapping may be waiting for its copy (mappings.h).
+/* Calls that remove or change mappings, which may be waiting for their copies (mappings.h).
  *
  * Each function tells mappings.h what will happen to the range, and then makes the real call. If
  * the call fails, the mapping stays on the source. */

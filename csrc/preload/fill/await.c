@@ -77,7 +77,7 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Whether this node fills the file from another node, and the file is small enough to wait for.
- * Such a wait saves the source an open. Its limit is the one for callers that need a whole file
+ * Waiting saves the source an open. The limit is the one for callers that need a whole file
  * (WHOLE_NS in demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;

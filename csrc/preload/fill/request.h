@@ -39,8 +39,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
  * 1 in any case, so that the handover of that file shows whether the kernel now keeps the source's
  * pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
-/* Whether the claim's descriptor is on its way to the daemon. Such a claim must keep its slot,
- * because another thread may wait for its end. */
+/* Whether the claim's descriptor is on its way to the daemon. While it is, the claim must
+ * keep its slot, because another thread may wait for the claim's end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns it. Returns 0 if the slot
  * holds a claim whose descriptor is already on its way: of this file, or of another file that

@@ -11,6 +11,6 @@ static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* What a call does to a range of addresses. MONARCH_FORGET: the mapping in the range must never be
- * replaced. Any other value is an advice of madvise. */
+/* A value for the effect of a call on a range of addresses. MONARCH_FORGET: the mapping in the
+ * range must never be replaced. Any other value is an advice of madvise. */
 #define MONARCH_FORGET (-1)

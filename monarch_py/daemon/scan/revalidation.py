@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,12 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="metadata", daemon=True)
-        self._thread.start()
+        """Starts a thread for `work`, unless the system has no thread left: a later iteration then
+        tries a comparison again, which also reads what this work would have read."""
+        thread = threading.Thread(target=work, name="metadata", daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def _read_masks(self) -> None:
         """Reads the fields with which the library answers statx. The answer of statfs costs an
