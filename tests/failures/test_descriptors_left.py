@@ -17,14 +17,17 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [
 found = []
 def map_it(fd):
     found.append(libc.mmap(None, 4096, 1, 1, fd, 0))
-def is_waiting(thread):
-    with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
-        return file.read().split()[0] == "202"
+def waits_or_has_ended(thread):
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+            return file.read().split()[0] == "202"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 for path in sys.argv[1:]:
     fd = os.open(path, os.O_RDONLY)
     thread = threading.Thread(target=map_it, args=(fd,))
     thread.start()
-    while thread.is_alive() and not is_waiting(thread):
+    while not waits_or_has_ended(thread):
         time.sleep(0.001)
     libc.close(fd)
     thread.join()
