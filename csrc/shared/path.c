@@ -148,21 +148,19 @@ static int walk_components(struct walk *w, const char *path) {
     return 1;
 }
 
-/* Finds the first component of `rel` that is a link in the catalog. Returns the link's entry, or -1
- * if there is none; *end gets the position in `rel` where the component ends. */
-static int64_t first_link(const struct walk *w, unsigned source, const char *rel, size_t *end) {
-    for (size_t i = 1;; i++) {
-        if (rel[i] && rel[i] != '/')
+int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
+                           size_t *end) {
+    for (size_t i = 1; rel[i]; i++) {
+        if (rel[i] != '/')
             continue;
-        int64_t id = monarch_find(w->catalog, source, rel, i);
-        *end = i;
+        int64_t id = monarch_find(c, source, rel, i);
         if (id < 0)
             return -1;
-        if (monarch_entries(w->catalog)[id].kind == MONARCH_LINK)
+        *end = i;
+        if (monarch_entries(c)[id].kind == MONARCH_LINK)
             return id;
-        if (!rel[i])
-            return -1;
     }
+    return -1;
 }
 
 /* Replaces the link by its target. The rest of the path, which is the target and the components
@@ -218,7 +216,8 @@ static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, co
         return w->needs_directory && monarch_entries(w->catalog)[id].kind != MONARCH_DIR
                    ? MONARCH_OUTSIDE /* a file with a trailing slash: the source returns ENOTDIR */
                    : id;
-    int64_t link = last_is_link ? id : first_link(w, (unsigned)out->source, rel, &end);
+    int64_t link =
+        last_is_link ? id : monarch_first_link(w->catalog, (unsigned)out->source, rel, &end);
     if (last_is_link)
         end = strlen(rel);
     if (link < 0)

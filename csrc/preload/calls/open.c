@@ -83,7 +83,7 @@ __attribute__((noinline)) static void open_learnt(struct session *s, int dir, co
     if (o.entry && is_promoted(s, &o, flags, fd))
         monarch_opened_copy(s, &o);
     else if (o.entry)
-        monarch_opened_source(s, &o, flags, since_ns, fd);
+        monarch_opened_source(s, &o, flags, monarch_now_ns() - since_ns, fd);
     errno = old_errno;
 }
 
@@ -120,10 +120,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     }
     uint64_t began_ns = o.id != MONARCH_OUTSIDE ? monarch_now_ns() : 0;
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
-    if (fd >= 0 && began_ns) {
-        monarch_note_source_open(began_ns);
-        monarch_opened_source(s, &o, flags, began_ns, fd);
-    }
+    if (fd >= 0 && began_ns)
+        monarch_opened_source(s, &o, flags, monarch_note_source_open(began_ns), fd);
     if (fd >= 0 && !began_ns && monarch_opened_elsewhere(s, &o, path, fd))
         open_learnt(s, dir, path, flags, fd);
     if (fd < 0 && o.entry)

@@ -33,7 +33,7 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {
-        monarch_opened_source(s, o, O_RDONLY, since_ns, fileno(f));
+        monarch_opened_source(s, o, O_RDONLY, monarch_now_ns() - since_ns, fileno(f));
         monarch_track_flag(fileno(f), TRACK_OFFSET);
         monarch_count_stream(fileno(f));
     } else if (f) {

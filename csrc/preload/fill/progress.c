@@ -158,18 +158,22 @@ static void note_share(uint32_t *share, int is_sooner) {
     __atomic_store_n(share, now, __ATOMIC_RELAXED);
 }
 
-static void note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
-    uint64_t took = monarch_now_ns() - since_ns,
+static uint64_t note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
+    uint64_t all = monarch_now_ns() - since_ns, took = all < MOST_NS ? all : MOST_NS,
              old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
-    took = took < MOST_NS ? took : MOST_NS;
     uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
     __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);
     note_share(&t->at_hand, took < AT_HAND_NS);
     note_share(&t->near, took < near_ns);
+    return all;
 }
 
-void monarch_note_source_open(uint64_t since_ns) { note(&opens, OPEN_NEAR_NS, since_ns); }
-void monarch_note_source_read(uint64_t since_ns) { note(&reads, READ_NEAR_NS, since_ns); }
+uint64_t monarch_note_source_open(uint64_t since_ns) {
+    return note(&opens, OPEN_NEAR_NS, since_ns);
+}
+uint64_t monarch_note_source_read(uint64_t since_ns) {
+    return note(&reads, READ_NEAR_NS, since_ns);
+}
 
 uint64_t monarch_latency_ns(void) {
     uint64_t open = __atomic_load_n(&opens.mean_ns, __ATOMIC_RELAXED);

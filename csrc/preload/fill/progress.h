@@ -40,9 +40,10 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 int monarch_source_is_at_hand(void);
 int monarch_source_is_near(void);
 
-/* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns). */
-void monarch_note_source_open(uint64_t since_ns);
-void monarch_note_source_read(uint64_t since_ns);
+/* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns).
+ * Returns how long it took [ns]. */
+uint64_t monarch_note_source_open(uint64_t since_ns);
+uint64_t monarch_note_source_read(uint64_t since_ns);
 
 /* Returns the mean time of an open plus that of a read [ns], or 0 if none was timed yet. */
 uint64_t monarch_latency_ns(void);

@@ -69,23 +69,24 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
 
 /* Counts an open at the source, and adds up its duration. From these times, the daemon decides
  * whether it overloads the source. */
-static void count_wait(struct session *s, uint64_t since_ns) {
+static void count_wait(struct session *s, uint64_t took_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&n->source_open_ns, monarch_now_ns() - since_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as fast as the page cache does. Tracking its
- * descriptor would then take longer than reading the file. So the descriptor is not tracked, and
- * the file counts as read to its end. */
-static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
-    return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
+/* Whether the file, which has no copy, is small and the source returns it as fast as the page cache
+ * does. To claim the file, or to track its descriptor, would then take longer than to read it. So
+ * neither is done, and the file counts as read to its end. */
+static int is_left_alone(const struct session *s, const struct monarch_entry *e, uint64_t word) {
+    return MONARCH_WORD_STATE(word) != MONARCH_BYPASS && e->size && e->size <= MONARCH_UNIT &&
+           !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
-                           uint64_t since_ns, int fd) {
+                           uint64_t took_ns, int fd) {
     struct stat st;
-    count_wait(s, since_ns);
+    count_wait(s, took_ns);
     if (__builtin_expect(monarch_logging, 0))
         monarch_log("open", o->entry ? monarch_pool(monarch_catalog_of(s), o->entry->path) : NULL,
                     o->entry ? why_source(s, o->entry) : "source: not scanned yet");
@@ -95,7 +96,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
         int is_direct = o->claimed && monarch_is_read_direct(s, o->entry, (uint64_t)o->id, word);
-        if (may_come && is_left_alone(s, o->entry))
+        if (may_come && o->is_alone)
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
@@ -143,7 +144,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *o) {
     o->entry = NULL;
     o->id = MONARCH_OUTSIDE;
-    o->served = o->waited = o->is_new = o->claimed = 0;
+    o->served = o->waited = o->is_new = o->claimed = o->is_alone = 0;
     o->word = o->version = 0;
     /* Opens with O_PATH or O_DIRECTORY open no file; for O_DSYNC see monarch_copy_flags. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
@@ -205,7 +206,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
             monarch_copy_path(s, word, o->copy);
         o->word = word;
         o->served = 1;
-    } else if (monarch_is_read_direct(s, e, (uint64_t)id, word)) {
+    } else if (!(o->is_alone = is_left_alone(s, e, word)) &&
+               monarch_is_read_direct(s, e, (uint64_t)id, word)) {
         monarch_claim_file(s, (uint64_t)id);
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||

@@ -18,6 +18,7 @@ struct monarch_opening {
     int is_new;       /* 1: see monarch_opened_elsewhere */
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
+    int is_alone; /* 1: see is_left_alone in serve.c */
     char copy[MONARCH_COPY_PATH];
 };
 
@@ -53,10 +54,9 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call this after an open with `flags` at the source, which began at `since_ns` and returned
- * `fd`. */
+/* Call this after an open with `flags` at the source, which took `took_ns` and returned `fd`. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
-                           uint64_t since_ns, int fd);
+                           uint64_t took_ns, int fd);
 /* Call this after an open at the source that failed. If the file was claimed, requests a fill
  * instead, by which the daemon learns whether the file has changed. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);

@@ -153,6 +153,11 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
                                            a->likely);
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
+        size_t end;
+        /* The text of the path says where it leads, unless a component is a link. */
+        if (id < 0 && a->len &&
+            monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
+            return MONARCH_UNKNOWN;
     }
     int64_t id = locate_odd(s, a, dir, path, follow);
     if (id == MONARCH_OUTSIDE && !a->base && (dir == AT_FDCWD || *path == '/') &&
