@@ -1,9 +1,11 @@
-/* Records: what starters have found out about a configuration. The library itself reads no YAML. */
+/* Reads the records in which starters have stored what they found out about a configuration,
+ * because the library itself cannot read YAML. */
 #pragma once
 
 #include <stdint.h>
 
-/* All records of a session are smaller; ipc/record.py has the same number [bytes]. */
+/* Size of the buffer for the records of a session, which are always smaller; ipc/record.py has the
+ * same number [bytes]. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
@@ -12,7 +14,7 @@ enum monarch_wish {
     MONARCH_WISH_YES,
 };
 
-/* The setting for which a record must have been written.
+/* The setting of this process. A record counts only if it was written in the same setting.
  *
  * config : path of the configuration
  * mounts : inode of the process's mount namespace
