@@ -20,10 +20,11 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Shortest time between two attempts of this process to start a daemon [ns]. */
+/* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* The same after an attempt that has found no interpreter [ns]. After an attempt that has found that
- * no start is allowed yet, the pause lasts until a start is allowed, but at most this long. */
+/* After an attempt that has found no interpreter, the pause is this long instead [ns]. After an
+ * attempt that has found that no start is allowed yet, the pause lasts until a start is allowed,
+ * but at most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, there is no other sign. */
@@ -170,7 +171,7 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Whether this process may start another process: whether its user, its root directory and its
+/* Whether this process may start another process: whether its user, group, root directory and
  * namespaces are still those at load. If they are not, the daemon would be confined as this process
  * is, and of little use to other processes. Two more cases are excluded. A process that adopts
  * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait would report
@@ -425,9 +426,9 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the starter is needed although there is a session, because the session's daemon was
- * killed or must learn of a new source. A configuration that has a record has no new source: a
- * daemon removes, when it starts, the records of all configurations whose sources it does not
- * know. */
+ * killed or must learn of a new source. If there is a record for this process's setting, the daemon
+ * knows the sources of that setting: a daemon that starts removes the records of all other
+ * settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

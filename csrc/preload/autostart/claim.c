@@ -7,7 +7,7 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The session's file `starts` stores the times of this many starts, the latest ones. */
+/* Number of starts, the latest ones, whose times are stored in the session's file `starts`. */
 #define STARTS 3
 /* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
  * again at most twice within it. */
@@ -15,8 +15,8 @@
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
 #define APART_NS 5000000000ULL
-/* A starter that finds that no daemon should be started makes the stored time of its start odd. That
- * start counts only for this long [ns]. */
+/* A starter that finds that no daemon should be started makes the stored time of its start odd.
+ * That start counts only for this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {

@@ -1,6 +1,6 @@
 /* Starts a program that has no connection with this process: this process's wait() does not report
- * the program, signals to this process's group or terminal do not reach it, and it keeps none of
- * this process's descriptors open. */
+ * the program, signals to this process's group do not reach it, and it keeps none of this process's
+ * descriptors open. */
 #pragma once
 
 #include <stdint.h>
@@ -21,8 +21,8 @@ struct monarch_launch {
     void *data;
     /* Atomic futexes: between_runs for the intermediate process, and runs for the process that
      * becomes the program. Each holds the pid of its process, until the kernel clears it because
-     * that process has left this memory. While between_runs is not 0, a `runs` of 0 may only mean
-     * that the intermediate process has not made the other process yet. */
+     * that process has left this memory. While between_runs is not 0, `runs` may be 0 because the
+     * intermediate process has yet to make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

@@ -12,7 +12,7 @@
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several may have one session
  *   mounts INODE                the mount namespace in which the record was written
- *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: there was none
+ *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: it did not exist
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
  *   wish yes                    whether a daemon is to be started
  *   source PATH                 a source, without links

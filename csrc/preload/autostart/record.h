@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* Size of the buffer for the records of a session, which are always smaller; ipc/record.py has the
- * same number [bytes]. */
+/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py has the
+ * same number. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
@@ -25,7 +25,7 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES). Returns the
+/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
  * record's wish, which tells whether a daemon is to be started. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Whether `path`, which has no links and dots, is below a source of the record. */
