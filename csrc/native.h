@@ -1,6 +1,6 @@
 /* The C functions that the daemon calls from Python: they write the catalog, scan sources and copy
- * files. Python decides which files are copied, to which tier and in which order. The engine itself
- * orders fills only in room that Python has granted to it (struct monarch_room). */
+ * files. Python decides which files are copied, to which tier and when. The engine itself may
+ * decide to fill a file only within room that Python has granted to it (struct monarch_room). */
 #pragma once
 
 #include "shared/catalog.h"
@@ -13,20 +13,20 @@ uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
 /* Makes the writer of a session's catalog. All threads of the daemon write the catalog through it,
- * one at a time; readers take no lock. Returns NULL without memory. Free the writer once no thread
- * uses it. */
+ * one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer once no
+ * thread uses it. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog: stores the generation of `to` in *generation, by which clients find the current
- * catalog. During the call no thread may write to either catalog. The first call has no catalog to
- * copy. Returns 0, or -1 if the entries do not fit. */
+ * current catalog by storing its generation in *generation. Clients read *generation to find the
+ * current catalog. During the call no other thread may write to either catalog. At the first call
+ * there is nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
-/* Adds entries. The `path` of each, and the `copy_ino` of a link, are offsets in `pool`. ids[i]
- * gets the number of entry i: that of the existing entry if the path is already known. Returns how
- * many entries were processed: fewer than n if the segment is full and must grow. *added grows by 1
- * for each new entry. */
+/* Adds `n` entries to the catalog. The `path` of each, and the `copy_ino` of a link, are offsets in
+ * `pool`. ids[i] gets the number that entries[i] has in the catalog; if the path is already known,
+ * that is the number of the existing entry. Returns how many entries were processed: fewer than n
+ * if the segment is full and must grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that reads the old attributes
@@ -44,8 +44,9 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
                        const uint64_t *words);
 /* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
  * Returns -1 and publishes nothing if the index of copies must be rebuilt first
- * (monarch_catalog_move). made[i] says whether this daemon made copy i; such a copy has a stamp if
- * its tier's copies are stamped. made = NULL: this daemon made none of the copies. */
+ * (monarch_catalog_move). made[i] says whether this daemon made copy i, because such a copy has a
+ * stamp if its tier's copies are stamped (monarch_engine_stamp). made = NULL: this daemon made none
+ * of the copies. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -54,13 +55,14 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
 /* --- clients: csrc/clients -------------------------------------------------------------------- */
 
-/* Clears bits that clients have set, and writes the numbers of their entries to `ids`, in no
- * particular order. Takes at most `max` bits, and only those of the first `count` entries. Returns
- * how many it took. */
+/* Collects the entries whose bits in `b` clients have set: clears these bits, and writes the
+ * entries' numbers to `ids`, in no particular order. Takes at most `max` bits, and only those of
+ * the first `count` entries. Returns how many it took. */
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
 /* Reads records from the session's file of changes, `fd`, and marks the changed files in the
- * changed filter. The records are from processes that lack the address space for the segments.
- * Reads from offset *at to the end of the file, and moves *at there. */
+ * changed filter. The records come from processes that lack the address space for the segments, and
+ * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and moves *at
+ * there. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Sets flags[i], for `n` entries, to whether the file of entry ids[i] is marked in the changed
@@ -72,18 +74,18 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
  * value. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
 void monarch_ring_doorbell(struct monarch_clients *m);
-/* Makes readers look again if their file is complete or will not be filled any more. Returns how
- * many readers still have to wait. */
+/* Wakes each reader whose file is complete or will not be filled any more, so that it checks the
+ * file's state again. Returns how many readers still have to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
-/* Stores each directory's listing in its `sum` if all its names are known. Call this when
- * everything has been scanned. Readers find a listing in `copy_ino`. It is stored there, too, if
- * the directory has not changed since `young_ns`: a directory with younger times could change again
- * without a change of its times. After sources were added, call it again with the number of the
- * first new source as `from`: the listings of earlier sources stay. Returns how many listings
- * readers can find, or -1 without memory. */
+/* Makes the directories' listings. Call this when everything has been scanned. Stores the listing
+ * of each directory all of whose names are known in the `sum` of its entry. Stores it in `copy_ino`
+ * too, where readers find it, unless the directory has changed since `young_ns`: such a directory
+ * could change again without a change of its times. After sources were added, call this again with
+ * the number of the first new source as `from`; the listings of earlier sources then stay. Returns
+ * how many listings readers can find, or -1 if memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
  * descriptor of the source's root. */
@@ -93,11 +95,11 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
  * know the directory. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
-/* Reads the fields of statx that are the same for all files below `root`. The kernel has them in
- * its cache while it trusts the attributes of `root`. */
+/* Reads the fields of statx that are the same for all files below `root`. The source is asked only
+ * if the kernel no longer trusts its cached attributes of `root`. */
 void monarch_read_masks(int root, struct monarch_filesystem *f);
-/* Reads the answers of statx and statfs for the file system of `root`. statfs always asks the
- * source. */
+/* Reads what statx and statfs report of the file system of `root`. Unlike statx, statfs always asks
+ * the source. */
 void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* Compares directories of a source in the catalog with the source itself, from entry *at on, until
  * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
@@ -162,11 +164,12 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
  * before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names the scan may look at until the next call; a negative number allows all.
- * `wanted` is the number for wanted directories (monarch_scan_want). 0 keeps what is left of the
- * last number there; only an allowance of all names ends. `more_others` is the number for other
- * directories, and is added to what is left there. A wanted directory may be listed at any time,
- * another one only while names of other directories may be looked at. */
+/* Sets how many names the scan may look at until the next call; a negative number allows all names.
+ * `wanted` is the allowance for wanted directories (monarch_scan_want). It replaces what is left of
+ * their last allowance; but 0 only ends an allowance of all names, and leaves any other as it is.
+ * `more_others` is added to what is left of the allowance for all other directories. A wanted
+ * directory is listed even if its allowance is used up. Another directory is listed only while the
+ * allowance for other directories is not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -192,10 +195,10 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
 /* Result of comparing a file or directory of the catalog with the source: the source has the same
  * version, another one, or none. If the source does not answer, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
-/* Compares the first of `n` entries, files and directories, with the source, for at most
- * `limit_ns`. Returns how many it compared, at least one. found[i] gets an enum monarch_compared;
- * fresh[i] gets the new attributes if the source has another version. roots[s] is a descriptor of
- * the root of source s. `threads` and `ops_per_s` are as for a scan. */
+/* Compares entries, files and directories, with the source, from the first of the `n` entries on,
+ * for at most `limit_ns`. Returns how many it compared, at least one. found[i] gets an enum
+ * monarch_compared; fresh[i] gets the new attributes if the source has another version. roots[s] is
+ * a descriptor of the root of source s. `threads` and `ops_per_s` are as for a scan. */
 uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
                          const uint64_t *ids, int threads, uint64_t ops_per_s, uint64_t limit_ns,
                          uint8_t *found, struct monarch_entry *fresh);
@@ -207,8 +210,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only every other thread does such orders, so a single
-     * thread does none. */
+    /* Reads a copy into the page cache. Only every other thread carries out such orders, so an
+     * engine with a single thread carries out none. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {
@@ -231,8 +234,8 @@ struct monarch_result {
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
     int32_t giver;
-    /* of a FILL: the node that keeps the file, as told by a peer that was asked but has no room for
-     * it; -1 if no peer has told */
+    /* of a FILL: the node that keeps the file. A peer that was asked for the file, but has no room
+     * for it, has named this node. -1 if no peer has named a node */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
@@ -244,8 +247,8 @@ struct monarch_result {
 
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer that had the
  * whole file. bytes: what threads have received from the endpoint so far; ns: the time that they
- * needed for it. The index stands for the number of threads that used the endpoint when a thread
- * began: 1, 2 to 3, 4 to 7, ... */
+ * needed for it. Both are counted separately by how many threads used the endpoint when a thread
+ * began: index 0 is for 1 thread, index 1 for 2 to 3, index 2 for 4 to 7, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -302,19 +305,20 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
                                uint64_t n, const uint64_t *ids, int64_t *places);
 /* Limits the bytes and operations that the sources are asked for each second; 0: no limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* Sets how many threads may at a time copy files for which no reader waits, from the sources
- * (width) and from peers (peer_width). rests: whether the threads for the sources sleep after each
- * file, to leave the processors to programs. */
+/* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
+ * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
+ * sleep after each file, to leave the processors to programs. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Among
  * ranks whose readers wait, each is served in proportion to its share. All shares are 0 at first;
  * the readers of a rank with share 0 are served like those that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
-/* Submits orders. The engine does them in the order of the arrays, except that orders for files in
- * use (in_use = 1) come before all others. The catalog is read only during the call. sums: the sum
- * that a CHECK or COMPARE expects. peers: MONARCH_ASKED for each order, the peers that a FILL asks
- * before the source; -1 for none, number + MONARCH_HAS_IT for a peer that has the whole file. sums
- * and peers may be NULL. Returns how many orders were accepted. */
+/* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
+ * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
+ * the sum that a CHECK or COMPARE expects. peers: for each order MONARCH_ASKED numbers, of the
+ * peers that a FILL asks before the source. MONARCH_HAS_IT is added to the number of a peer that
+ * has the whole file; -1 stands for no peer. sums and peers may be NULL. Returns how many orders
+ * were accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
@@ -324,10 +328,11 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 /* A grant is room in tiers, in which the engine itself may order fills of files for which readers
- * or peers wait. This struct is the room of one tier; monarch_engine_grant takes `tiers` of them.
- * is_part: the tier has more room than is granted. The engine numbers the copies from `first_copy`
- * on, and orders at most MONARCH_PLACED. Until the grant ends, only the engine changes the words of
- * entries that are ABSENT or WANTED, and only the engine places copies in these tiers. */
+ * or peers wait. This struct is the room of one tier; monarch_engine_grant takes an array of
+ * `tiers` such structs. is_part: the tier has more room than is granted. The engine numbers the
+ * copies from `first_copy` on, and orders at most MONARCH_PLACED fills. Until the grant ends, only
+ * the engine changes the words of entries that are ABSENT or WANTED, and only the engine places
+ * copies in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
@@ -342,8 +347,8 @@ struct monarch_placed {
  * may add files of that source to the catalog when programs hand them over. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Ends the grant. Writes the fills that the engine ordered under it to `out` (MONARCH_PLACED,), and
- * returns their number. */
+/* Ends the grant. Writes the fills that the engine ordered under it to `out`, which has room for
+ * MONARCH_PLACED of them, and returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* The home of a file, where nodes share files: whether this node keeps the file, and the peers that
  * a fill of the file asks (-1: none). monarch_engine_homes tells the engine the homes of `n` files.
@@ -359,9 +364,9 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
  * has no order, and the grant does not let the engine order its fill; or a fill ends whose copy the
  * engine has not published. Returns whether one of them has happened since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
-/* Withdraws the FILLs of these `n` entries that no thread has begun, except those of files in use
- * and those for which a reader's descriptor waits. Each gets the result ABANDONED at once. Returns
- * how many it withdrew. */
+/* Withdraws the FILL orders of these `n` entries. Keeps an order if a thread has begun it, if its
+ * file is in use, or if a descriptor that a program handed over is kept for it. Each withdrawn
+ * order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 /* Frees the maps and block sums of the results taken so far. Call this once the catalog reflects

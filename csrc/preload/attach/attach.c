@@ -29,7 +29,8 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Maps the current session's segments into `s`, which no other thread has seen yet. */
+/* Fills in `s`, a new session that no other thread has seen yet: takes over the mapped segment
+ * `control`, and maps the segment of the clients. Returns 0 if that segment cannot be used. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -49,7 +50,8 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
 }
 
 /* Attaches to the current session. Returns `old` if that is still the current one. Otherwise
- * returns a new session, which no other thread has seen yet, or NULL if there is none. */
+ * returns a new session, which no other thread has seen yet, or NULL if there is no session that
+ * this process can use. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -185,7 +187,7 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    return old; /* another thread was faster, and this is its session */
+    return old; /* `old` is now the session that a faster thread has attached */
 }
 
 /* Attaches to ever newer sessions until it finds one whose daemon serves. Returns NULL if no daemon
@@ -242,9 +244,10 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of the change. The daemon may have just started. It may
- * also be a daemon whose session directory was removed: until another daemon replaces that daemon,
- * it may still serve reads of other processes. */
+/* Finds the session whose daemon must learn of a change that this process makes. Usually that is
+ * the current session. If a new daemon has started, it is the new daemon's session. If the
+ * session's directory was removed and no new daemon has started, it is still the old session,
+ * because its daemon may still serve reads of other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -274,8 +277,8 @@ __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
     const char *sources = secure_getenv("MONARCH_SOURCE");
-    /* If only the site's module has set up Monarch, the user has not asked for a daemon, so its
-     * absence needs no warning. */
+    /* If only the site's environment module has set up Monarch (MONARCH_SITE_CONFIG), the user has
+     * not asked for a daemon, so its absence needs no warning. */
     int is_meant = (config && *config) || (sources && *sources);
     int is_site = !config || !*config;
     if (is_site)

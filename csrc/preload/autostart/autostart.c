@@ -20,10 +20,11 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Shortest time between two attempts of this process to start a daemon [ns]: PAUSE_NS, or up to
- * LONG_PAUSE_NS if the earlier attempt has found that no start is allowed yet, or has found no
- * interpreter. */
+/* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
+/* After an attempt that has found no interpreter, the pause is this long instead [ns]. After an
+ * attempt that has found that no start is allowed yet, the pause lasts until a start is allowed,
+ * but at most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, there is no other sign. */
@@ -37,7 +38,7 @@ uint32_t monarch_autostart;
  * of its own, which are allocated only if autostart is requested. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
-    /* checksum of the restrictions at load, see confinement */
+    /* the result of confinement() at load */
     uint64_t confined;
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
@@ -50,7 +51,7 @@ struct plan {
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
     struct monarch_launch launch;
-    const char *envp[]; /* followed by the texts */
+    const char *envp[]; /* followed by the strings to which the pointers lead */
 };
 static struct plan *plan;
 static uint64_t next_ns; /* atomic: time before which no attempt is made */
@@ -100,8 +101,8 @@ static const char *value_of(const char *name) {
 
 /* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Whether the file contains the word `autostart`. Only the starter can tell what the word means
- * there. */
+/* Whether the file contains the word `autostart`. Only the starter, which can read YAML, can tell
+ * what the word means there. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -170,12 +171,12 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Whether this process is still in the surroundings in which it was loaded, so that it may start
- * another process. Otherwise the daemon would be confined as this process is, and of little use to
- * other processes. Two more cases are excluded. A process that adopts orphans (a subreaper) would
- * get the daemon as its child, and its own wait would report the daemon. And after
- * unshare(CLONE_NEWPID), the intermediate process would be the first process of the new namespace,
- * and its end would kill all other processes there. */
+/* Whether this process may start another process: whether its user, group, root directory and
+ * namespaces are still those at load. If they are not, the daemon would be confined as this process
+ * is, and of little use to other processes. Two more cases are excluded. A process that adopts
+ * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait would report
+ * the daemon. And after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the
+ * first process of the new namespace, and its end would kill all other processes there. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -191,7 +192,8 @@ static int is_where_we_were_loaded(const struct plan *p) {
 
 /* Whether a start is possible now. If a signal is blocked that was not blocked at load, the thread
  * may be in a handler of that signal, so the start is only postponed. It is also postponed while no
- * descriptor is free. Any other obstacle is permanent. */
+ * descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
+ * process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -219,7 +221,7 @@ static int another_serves(const struct session *s) {
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
 /* Runs in the process that then becomes the starter. If the interpreter is not found, a later
- * attempt looks again, because its file system may only have failed for a moment. */
+ * attempt looks again, because the file system may have failed only for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -241,7 +243,7 @@ static void launch(struct plan *p) {
     monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
 }
 
-/* Whether no start is allowed now. If so, no attempt is made for a while. */
+/* Returns 1 if no start is allowed now. Then it also postpones the next attempt. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -311,8 +313,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether this process has seen a daemon that a user has ended with `monarch stop`. A daemon
- * that a user has ended is not started again. */
+/* Whether the user has ended, with `monarch stop`, a daemon to which this process was attached.
+ * Such a daemon is not started again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -349,10 +351,12 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-/* atomic: the heartbeat last seen, and since when it has that value */
+/* Atomic. seen_beat: the heartbeat last seen, plus the inode number of its session. seen_ns: since
+ * when seen_beat has that value. */
 static uint64_t seen_beat, seen_ns;
 
-/* Whether the daemon's process has ended, as far as this process can find out. */
+/* Whether the daemon's process has certainly ended. Returns 0 for a daemon in another pid
+ * namespace, where this process cannot find out. */
 static int is_gone(const struct session *s) {
     return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
@@ -421,9 +425,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Whether the starter is needed although there is a session: because the daemon was killed, or must
- * learn of a new source. If the configuration has a record, the daemon knows its sources: at its
- * start, the daemon removes all other records. */
+/* Whether the starter is needed although there is a session, because the session's daemon was
+ * killed or must learn of a new source. If there is a record for this process's setting, the daemon
+ * knows the sources of that setting: a daemon that starts removes the records of all other
+ * settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -1,8 +1,8 @@
-/* Starts the daemon when a program first opens a file of a dataset. It does so only if the
- * configuration or MONARCH_AUTOSTART=1 asks for that.
+/* Starts the daemon when a program first opens a file of a dataset, if the configuration or
+ * MONARCH_AUTOSTART=1 asks for that.
  *
- * The process itself starts only a starter (monarch_py/commands/autostart.py), which then starts
- * the daemon. The process never waits for the starter. */
+ * The program's process only launches a starter (monarch_py/commands/autostart.py), which then
+ * starts the daemon. The process does not wait until the daemon runs. */
 #pragma once
 
 #include "preload/process/attributes.h"

@@ -7,14 +7,16 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Limits of starts. The session's file `starts` holds the times of the last STARTS starts, and at
- * most STARTS starts are allowed within WITHIN_NS. So a daemon that was killed is started again at
- * most twice within that time. Two starts are at least APART_NS apart, because a start that has
- * failed would usually fail again at once. A starter that finds that no daemon should be started
- * makes the time of its start odd; that start counts only for UNNEEDED_NS. */
+/* Number of starts, the latest ones, whose times are stored in the session's file `starts`. */
 #define STARTS 3
+/* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
+ * again at most twice within it. */
 #define WITHIN_NS 600000000000ULL
+/* Two starts are at least this far apart [ns], because a start that has failed would usually fail
+ * again at once. */
 #define APART_NS 5000000000ULL
+/* A starter that finds that no daemon should be started makes the stored time of its start odd.
+ * That start counts only for this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {

@@ -19,10 +19,11 @@
 #define BESIDE
 #endif
 
-/* How long monarch_launch waits: BETWEEN_NS for the intermediate process, which ends at once, and
- * START_NS for the start of the program [ns]. If this process ends while one of the others still
- * uses its memory, the memory stays allocated until that process has left it. */
+/* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
+/* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
+ * one of the other two still uses its memory, the memory stays allocated until that process has
+ * left it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -114,10 +115,10 @@ BESIDE static void unbind(void) {
 
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
  * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
- * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It copies no others,
- * because closing a copy would flush a file that the program is writing. On older kernels, unshare
- * copies all descriptors; those without FD_CLOEXEC then stay open until the launched program closes
- * them. */
+ * 6.13, it copies at most the lowest 64 descriptors and closes the copies). Copies of more
+ * descriptors are avoided, because closing a copy would flush a file that the program is writing.
+ * Older kernels have only unshare, which copies all descriptors. The copies without FD_CLOEXEC then
+ * stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

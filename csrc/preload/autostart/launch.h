@@ -1,5 +1,6 @@
-/* Starts a program that has no connection with this process: the process's wait does not report it,
- * its signals do not reach it, and it keeps none of the process's descriptors open. */
+/* Starts a program that has no connection with this process: this process's wait() does not report
+ * the program, signals to this process's group do not reach it, and it keeps none of this process's
+ * descriptors open. */
 #pragma once
 
 #include <stdint.h>
@@ -12,15 +13,16 @@
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the new process, which has no descriptors and a umask of its own. It may only make
-     * system calls. Returns the descriptor that becomes the program's descriptor 3, or -1 if no
-     * program should be started. Stores in *errors the descriptor that becomes the program's
-     * standard error. */
+    /* Called in the process that becomes the program, once that process has a table of descriptors
+     * and a umask of its own. The function may only make system calls. Returns the descriptor that
+     * becomes the program's descriptor 3, or -1 if no program should be started. Stores in *errors
+     * the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes, for the intermediate process and for the process that becomes the program.
-     * Each holds the pid of its process until the kernel reports that the process has left this
-     * memory. Until the intermediate process has ended, it may still make the other process. */
+    /* Atomic futexes: between_runs for the intermediate process, and runs for the process that
+     * becomes the program. Each holds the pid of its process, until the kernel clears it because
+     * that process has left this memory. While between_runs is not 0, `runs` may be 0 because the
+     * intermediate process has yet to make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

@@ -12,14 +12,14 @@
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several may have one session
  *   mounts INODE                the mount namespace in which the record was written
- *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: there was none
+ *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: it did not exist
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
  *   wish yes                    whether a daemon is to be started
  *   source PATH                 a source, without links
  *   end                         the last line of a record */
 static const char first_line[] = "monarch autostart 1";
 
-/* Returns the text after the word, or NULL if the line begins with another one. */
+/* Returns the text after the word, or NULL if the line begins with another word. */
 static const char *after(const char *line, const char *word) {
     size_t n = strlen(word);
     return strncmp(line, word, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
@@ -89,7 +89,8 @@ static size_t read_lines(char *text) {
     return is_whole ? (size_t)n : 0;
 }
 
-/* Reads the record that begins with this line. Returns its end. */
+/* Reads the record that begins with this line. *wish gets its wish, or MONARCH_WISH_UNKNOWN if the
+ * record is for another setting. Returns the line after the record. */
 static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
     *wish = MONARCH_WISH_NO;
     for (; strcmp(line, "end") != 0; line = next(line)) {

@@ -1,9 +1,11 @@
-/* Records: what starters have found out about a configuration. The library itself reads no YAML. */
+/* Reads the records in which starters have stored what they found out about a configuration,
+ * because the library itself cannot read YAML. */
 #pragma once
 
 #include <stdint.h>
 
-/* All records of a session are smaller; ipc/record.py has the same number [bytes]. */
+/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py has the
+ * same number. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
@@ -12,7 +14,7 @@ enum monarch_wish {
     MONARCH_WISH_YES,
 };
 
-/* The setting for which a record must have been written.
+/* The setting of this process. A record counts only if it was written in the same setting.
  *
  * config : path of the configuration
  * mounts : inode of the process's mount namespace
@@ -23,7 +25,7 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES). Returns the
+/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
  * record's wish, which tells whether a daemon is to be started. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Whether `path`, which has no links and dots, is below a source of the record. */

@@ -73,7 +73,8 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the range, except the backing descriptors of descriptors outside the range. */
+/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Leaves alone
+ * the backing descriptors of descriptors outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -161,9 +162,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags as the program set them, without the O_NOFOLLOW that the library adds. A
- * program that reuses the flags with O_NOFOLLOW could not open the file again through its link in
- * /proc. */
+/* Returns the flags as the program set them, without the O_NOFOLLOW that the library adds. With
+ * O_NOFOLLOW among them, a program that reuses the flags could not open the file again through its
+ * link in /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -187,7 +188,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned: a promotion during the call would restore the old flag. */
+    /* The descriptor is pinned, because a promotion during the call would restore the old flag. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -273,10 +274,11 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* The call is made on a copy's backing descriptor in two cases. If both descriptors are of one
- * file, the kernel refuses overlapping ranges, but does not see that a copy is the same file. And
- * the kernel may refuse to copy between file systems, while a copy is on another file system than
- * its source file. */
+/* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. The
+ * first case is that `to` is a descriptor of the same file: the kernel refuses overlapping ranges
+ * of one file, but does not know that the copy and its source file are one. The second case is that
+ * the kernel refuses to copy between file systems: the copy is on another file system than its
+ * source file. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -23,7 +23,7 @@ struct directory {
     int fd;        /* descriptor of the source's directory; -1 until the program asks for it */
     DIR *real;     /* stream of the source's directory; NULL until the listing is out of date */
     struct monarch_known of;
-    uint64_t listing, at; /* at: number of the next name, where 0 is `.` and 1 is `..` */
+    uint64_t listing, at; /* at: position of the next name; `.` is at 0, `..` at 1 */
     struct dirent found;
 };
 

@@ -1,6 +1,6 @@
-/* Answers statfs, statvfs and file handles of copies as if they lay on the source's file system.
- * For a path in a source, the catalog answers in place of the source while its numbers are fresh.
- */
+/* Makes statfs, statvfs and name_to_handle_at answer for a copy as if it were on the source's file
+ * system. For a path in a source, the catalog answers statfs and statvfs in place of the source
+ * while its figures are fresh. */
 #include <errno.h>
 #include <string.h>
 
@@ -27,8 +27,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The numbers are as old
- * as the last comparison with the source. */
+/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The catalog's figures
+ * were read at the last comparison with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -124,8 +124,8 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle identifies a file within its file system. So for a copy's descriptor or link, the call
- * must return the handle of the source's file. */
+/* A handle identifies a file within its file system. So for a descriptor of a copy, or the
+ * descriptor's link in /proc, the call must return the handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

@@ -1,5 +1,5 @@
-/* Directs ioctl requests to the source if they concern a file's location on its file system or
- * share its blocks.
+/* Makes ioctl requests on the source's file instead of its copy, if they concern the file's blocks,
+ * inode flags or version.
  *
  * All other requests are passed on unchanged. */
 #include <errno.h>

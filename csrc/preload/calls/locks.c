@@ -52,9 +52,9 @@ PUBLIC int flock(int fd, int operation) {
 }
 
 /* Returns whether a closing (locked_files.h) may have falsified the result. A granted lock may have
- * been lost since, and a refusal may be due to the lock of the closing itself. Any other error
- * concerns the file itself. After the last attempt, a refusal is reported as it is, and a granted
- * lock that is still doubtful is reported as refused. */
+ * been lost since, and a refusal may be due to a lock that the closing itself has taken. Any other
+ * error concerns the file itself. After the last attempt, a refusal is reported as it is, and a
+ * granted lock that is still doubtful is reported as refused. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -204,8 +204,8 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* Only the kernel can check the restrictions of RESOLVE_..., so such reads use the source. glibc
- * has openat2 since 2.43. */
+/* Only the kernel can check the restrictions of RESOLVE_..., so an openat2 for reading gets the
+ * source's file. glibc has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];

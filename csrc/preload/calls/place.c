@@ -50,8 +50,9 @@ PUBLIC int setns(int fd, int type) {
     return r;
 }
 
-/* capset affects one thread. setuid and similar calls need no hook: they make all copies
- * unreadable, because copies belong to the daemon's user. */
+/* After capset, the calling thread may lack capabilities that the daemon has. Calls like setuid
+ * need no hook: after them, no copy can be opened at all, because copies belong to the daemon's
+ * user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);
@@ -101,7 +102,8 @@ static int run_in_new_place(void *at) {
 
 /* A child in namespaces of its own gets no copies, as after unshare. So it starts in
  * run_in_new_place, which finds the child's function and its argument at the top of the stack. A
- * child that shares memory but not CLONE_FS is a thread with a root directory of its own. */
+ * child that shares memory, but was made without CLONE_FS, is a thread with a root directory of its
+ * own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -1,4 +1,5 @@
-/* Reads on descriptors of source files whose copies are being filled, or were filled since.
+/* Reads on descriptors of source files whose copies are being filled, or were filled after the
+ * open.
  *
  * Bytes that the copy already has come from the copy. For bytes that are being filled, the read
  * waits. In any doubt, the source answers. A read at the descriptor's own offset first claims its
@@ -68,8 +69,8 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
          * started */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table: another thread may have to return bytes that it
-     * has claimed by moving the offset. */
+    /* A word with TRACK_OFFSET stays in the table, because another thread may still need the word:
+     * it may have claimed bytes by moving the offset, and may have to move the offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -247,8 +248,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return 1;
 }
 
-/* Counts a read that the kernel has done. A read of a direct descriptor shows how long the source
- * takes. */
+/* Counts a read that the kernel has done. A read through a descriptor with TRACK_DIRECT shows how
+ * long the source takes. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
@@ -273,8 +274,8 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Returns the last n bytes that were claimed but not read, by moving the offset back. If the
- * descriptor was closed meanwhile, its offset no longer matters. */
+/* Gives back the last n claimed bytes, which were not read, by moving the offset back over them. If
+ * the descriptor was closed meanwhile, its offset no longer matters. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
@@ -349,9 +350,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, `most` bytes in all. Stops after a part that could not be
- * filled completely, because of the end of the file or an error. Returns OTHER_FILE if nothing was
- * read because the descriptor belongs to another file. */
+/* Fills the parts one after the other, with `most` bytes in all. Stops after a part that could not
+ * be filled completely, because of the end of the file or an error. Returns OTHER_FILE if the
+ * descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -474,8 +475,8 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The descriptor is handed over now: the daemon makes the copy from the pages that the
-     * mapping's reads load. */
+    /* The descriptor is handed over now, because the library does not see reads of a mapping. The
+     * daemon makes the copy from the pages that these reads load. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!find_file(fd, tracked, &w))

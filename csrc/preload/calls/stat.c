@@ -103,8 +103,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Replaces stat, lstat and fstatat, which glibc before 2.33 does not export, by the same system
- * call. */
+/* Makes the system call itself in place of stat, lstat and fstatat, which glibc before 2.33 does
+ * not export. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -113,7 +113,7 @@ PUBLIC int stat(const char *path, struct stat *st) {
     if (answer_path(AT_FDCWD, path, st, 1))
         return 0;
     int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0 && !correct(st)) /* `path` may be /proc/self/fd/N, the name of a copy */
+    if (r == 0 && !correct(st)) /* `path` may be /proc/self/fd/N, the name of a copy's descriptor */
         monarch_learn_stat(path, st);
     return r;
 }

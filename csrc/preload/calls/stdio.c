@@ -1,5 +1,5 @@
-/* Calls that open and close streams. libc reads from streams without calling interposed functions,
- * so these reads are not seen. */
+/* Calls that open streams on files. libc reads from streams without calling interposed functions,
+ * so the library does not see these reads. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* Opens a stream on a copy, with O_NOFOLLOW in case a link is in the copy's place; fopen has no
- * such mode. Returns NULL for a mode that only fopen understands (`ccs=`); the caller then opens
- * the source. */
+/* Opens a stream on a copy. The copy is opened with O_NOFOLLOW, for which fopen has no mode, in
+ * case a link is in the copy's place. Returns NULL for a mode that only fopen understands (`ccs=`);
+ * the caller then opens the source. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -145,8 +145,9 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Without a path, freopen opens the stream's own file again. For a copy's stream, that is the
- * source file. */
+/* Handles the cases of freopen in which the path is NULL, the mode writes, or the path may be the
+ * name of a copy's descriptor. Without a path, freopen opens the stream's own file again; for a
+ * stream on a copy, that is the source file. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];

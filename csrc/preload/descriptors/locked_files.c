@@ -35,7 +35,8 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Most locked ranges of one file that are preserved; a program that has more loses the others. */
+/* Maximum number of locked ranges of one file that are preserved. A program that has more loses the
+ * others. */
 #define MOST 128
 #define WORD 24
 
@@ -149,8 +150,8 @@ static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* A read lock can be taken through any descriptor of the file. A write lock needs a
-         * writable descriptor. Only the program has one, whose number may belong to another file by
-         * now. */
+         * writable descriptor. Only the program has one, and that descriptor may refer to another
+         * file by now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -217,8 +218,8 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* Signals are blocked: a signal handler that takes a lock would wait for the closing that it has
- * interrupted. */
+/* Signals are blocked, because a signal handler that takes a lock would wait for the closing that
+ * it has interrupted. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();

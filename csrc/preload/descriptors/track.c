@@ -57,8 +57,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 }
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files. If a thread of the parent was about to change or seek on a descriptor,
- * it does so only in the parent, so the child clears the flags of such threads. */
+ * offsets of all open files, so the child marks all words as shared. A thread of the parent may
+ * have been about to replace a descriptor or seek on it. It does so only in the parent, so the
+ * child clears the flags of such threads. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -126,10 +127,10 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Does round `n` of a wait for a pinned word, and returns the word after it. A promotion gives the
- * descriptor's number to the copy before the kernel closes the source's file. That close may have
- * to wait for the source, but other threads need not wait for the close: once the number belongs to
- * the copy, this function clears the word. */
+/* Does round `n` of a wait for the end of a pin, and returns the word after this round. A promotion
+ * first makes the descriptor refer to the copy, and then the kernel closes the source's file. That
+ * close may have to wait for the source, but other threads need not wait for the close: once the
+ * descriptor refers to the copy, this function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -177,8 +178,8 @@ static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING;
 #define ENTERED_ROUNDS 800
 
 /* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
- * to the open file, so the number may be closed. Usually lseek returns at once; otherwise it waits
- * in the kernel for another thread's read. */
+ * to the open file, so the descriptor may be closed. Usually lseek returns at once; otherwise it
+ * waits in the kernel for another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
@@ -204,8 +205,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* If a child of vfork closes the number, the word is removed from its parent's table. That
-     * costs the parent nothing, because the descriptor was handed over already. */
+    /* If a child of vfork closes the descriptor, this removes the word from its parent's table.
+     * That costs the parent nothing, because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -263,8 +264,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* After a close that the library did not see, another thread's open may have got the number. So
-     * the word is replaced only if it is still the pinned one. */
+    /* After a close that the library did not see, another thread's open may have got the same
+     * descriptor number. So the word is replaced only if it is still the pinned one. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -273,11 +274,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 /* --- seeking -------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file, for as long as the
  * source takes. The descriptor cannot stay pinned for so long. But between the check of its word
- * and the call of lseek, another file must not get the number, or the call would move that file's
- * offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that wants to
- * close the number, and finds that the mark stays, checks in /proc whether the call is inside the
- * kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask the
- * source. */
+ * and the call of lseek, another file must not get the descriptor number, or the call would move
+ * that file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that
+ * wants to close the descriptor, and finds that the mark stays, checks in /proc whether the call is
+ * inside the kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask
+ * the source. */
 
 #define SEEK_ROUNDS 64
 
@@ -292,8 +293,9 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, so that a signal handler that closes the number does not wait for its own
- * thread. Nothing is lost by that while lseek waits: a signal would not end that wait anyway. */
+/* Signals are blocked, so that a signal handler that closes the descriptor does not wait for its
+ * own thread. Nothing is lost by that while lseek waits: a signal would not end that wait
+ * anyway. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

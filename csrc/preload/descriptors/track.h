@@ -6,10 +6,10 @@
 
 #include "preload/session/session.h"
 
-#define MONARCH_TRACKED 65536 /* descriptors that can be tracked; higher ones read the source */
+#define MONARCH_TRACKED 65536 /* only lower descriptors are tracked; others read the source */
 
-/* A descriptor's word: flags | session << 4 | number of the open << 9 | entry + 1 << 32 (26 bits) |
- * more flags. */
+/* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
+ * number of the open (23 bits), number of the entry + 1 (26 bits, from bit 32 on), more flags. */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
 /* A thread has pinned the descriptor and relies on it to stay unchanged. Any other thread that is
@@ -68,8 +68,9 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
 }
 /* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
  * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0 if the
- * descriptor is not tracked or is one that is never promoted, if `expected` is not 0 and differs
- * from its word, or if the table belongs to another process. */
+ * table describes another process's descriptors, or if the descriptor is not tracked or is one that
+ * is never promoted. Also returns 0 if `expected` is not 0 and differs from the descriptor's
+ * word. */
 struct monarch_pin {
     uint64_t word, signals;
 };
@@ -92,8 +93,8 @@ static inline void monarch_untrack(int fd) {
 /* Removes the descriptor's word if it still equals `seen`. Does not wait, and leaves a later word
  * alone. */
 void monarch_untrack_seen(int fd, uint64_t seen);
-/* Stops tracking all descriptors of the session with this number, before another session gets the
- * number. */
+/* Stops tracking all descriptors of the session that has this number, so that another session can
+ * get the number. */
 void monarch_untrack_session(unsigned number);
 /* Call this in the child of a fork. Makes the table describe this process. */
 void monarch_track_adopt(void);

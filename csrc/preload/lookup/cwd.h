@@ -10,10 +10,10 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Position of the working directory. FAR: it is neither below nor above any source, so relative
- * paths need no getcwd. NEAR: for each relative path, the kernel is asked. An outdated NEAR costs
- * time only. The two lowest bits of monarch_cwd_is hold one of these values; the other bits count
- * changes of directory. */
+/* Position of the working directory. FAR: it is neither below nor above any source, so a relative
+ * path needs no getcwd. NEAR: it is below or above a source, so the kernel is asked for the working
+ * directory at each relative path. An outdated NEAR costs time only. The two lowest bits of
+ * monarch_cwd_is hold one of these values; the other bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Whether a path is relative to a working directory far from every source, and has no `..`. Unless

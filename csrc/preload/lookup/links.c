@@ -13,8 +13,8 @@
  * new directory replaces another one, which is learned again when it is next used. */
 #define SETS 1024
 #define WAYS 4
-/* One in this many opens in a directory that leads elsewhere checks again where the file lies, by
- * one fstat, because the directory may have got a link into a source. */
+/* A directory that leads to no source may later get a link into one. So in such a directory, one
+ * open in this many checks again, by one fstat, where the file lies. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -22,8 +22,8 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table: bits of the hash | length of the prefix, 12 bits | enum monarch_lead, 2
- * bits. Atomic; 0: the entry is free. */
+/* Entries of the table. Each is atomic and consists, from the highest bit on, of bits of the hash,
+ * the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is free. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -49,9 +49,9 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Returns the entry that has the key, or else a free entry, or else the entry to be replaced. That
- * is one with the lowest lead: a directory that leads elsewhere, if the set has one, because it is
- * cheap to learn again. */
+/* Returns the entry that has the key. If there is none, returns a free entry. If the set has no
+ * free entry either, returns the entry to be replaced, which is one with the lowest lead: a
+ * directory that leads elsewhere is preferred, because it is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -102,8 +102,8 @@ static uint64_t inherit(const char *path, size_t directory) {
 }
 
 /* Returns the entry of the path itself, which may be the link that leads into a source. If the path
- * has none, returns `word`, the entry of its directory; if that is 0, the entry of a directory
- * above. */
+ * has none, returns `word`, the entry of the path's directory. If that is 0, returns the entry of a
+ * directory above it. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));

@@ -6,9 +6,9 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look asks the source whether a directory has changed; the answer holds for a second. The time
- * of the look is stored in ticks of 2^20 ns, so that it fits into one word with the entry's
- * number. */
+/* A look is a call of statx that asks the source whether a directory has changed. Its answer is
+ * valid for a second (LOOK_HOLDS). One word stores a look: the number of the directory's entry + 1,
+ * and in the lowest TIME_BITS bits the time, in ticks of 2^TICK_BITS ns. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
@@ -99,9 +99,10 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked again after the look. If the daemon has just stored the new times of a
-     * changed directory, the look has compared with these times and found no change. But the daemon
-     * marks the directory before it stores the times, so this check sees the mark. */
+    /* The listing is checked again after the look, because the daemon may just have stored the new
+     * times of a changed directory. The look has then compared with the new times, and has found no
+     * change. But the daemon marks the directory before it stores the times, so this check sees the
+     * mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

@@ -129,8 +129,9 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Only the bytes from `rel` on need the check, because the bytes before them equal the source's
-     * path. The check loads 16 bytes at once, so it begins earlier for a short path. */
+    /* Only the bytes from `rel` on are checked for oddities, because the bytes before them equal
+     * the source's path. The check loads 16 bytes at once, so it begins earlier for a short
+     * path. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

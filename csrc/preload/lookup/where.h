@@ -11,9 +11,9 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
-/* Returns the number of the catalog's entry for a path, MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c gets
- * the catalog in which the path was looked up. The catalog is mapped at the first call that needs
- * it, because most processes never need one. */
+/* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
+ * gets the catalog in which the path was looked up. The catalog is mapped at the first call that
+ * needs it, because most processes never need one. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
@@ -35,7 +35,9 @@ struct monarch_aim {
     uint64_t hash;
     int is_alias;   /* 1: the path's last component leads into the source, and may be a link */
     int64_t likely; /* the result of monarch_guess, or -1 */
-    int source;     /* -1: an odd path, which is resolved in the slower, exact way */
+    /* Number of the source. -1: not known yet, because the path must be resolved in the slower,
+     * exact way. */
+    int source;
 };
 /* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
  * hints show. */
