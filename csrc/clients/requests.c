@@ -8,8 +8,8 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Takes the bits of one word. Clears the summary bit first: a client that sets a bit of this word
- * meanwhile then sets the summary bit again. */
+/* Takes the bits of one word. Clears the summary bit first: if a client sets a bit of this word
+ * meanwhile, the client finds the summary bit clear and sets it again. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
