@@ -21,7 +21,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
  * source's file, or the whole file was counted at its open. at: the offset where the read began, or
  * -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
-/* The functions below take `tracked`, a descriptor's word in the table, which must have
+/* The next three functions take `tracked`, a descriptor's word in the table, which must have
  * TRACK_DIRECT. */
 
 /* Call this before a read. Returns whether the file now has a copy that was not made from this

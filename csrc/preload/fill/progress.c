@@ -99,8 +99,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* Another process may share the offset and be reading; lseek would then wait for that
-         * read. */
+        /* A shared descriptor is left out: another process may be reading at the shared offset, and
+         * lseek would wait for that read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
@@ -134,8 +134,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * than OPEN_NEAR_NS. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most recent files took less than these limits, the library follows only one file in this
- * many. */
+/* If most of the recent files took less than these limits, the library follows only one file in
+ * this many. */
 #define FOLLOWED 256
 /* Value of a share that means that all opens, or all reads, took less than the limit. */
 #define SHARE_ALL 1024U

@@ -29,18 +29,17 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
- * read. Some reads the library does not see: those of streams, of mappings, and of files whose
- * descriptors are not tracked. For these, callers count the size of the file, or of its mapped
- * part, once. */
+ * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
+ * not tracked. For these, callers count the size of the file, or of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
 
-/* Whether most recent files came from the sources as fast as from the page cache. Now and then, the
- * result is 0 regardless, so that some reads are still timed. */
+/* Whether most of the recent files came from the sources as fast as from the page cache. Now and
+ * then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
-/* Whether most recent files came from the sources as fast as from a local disk, but not as fast as
- * from the page cache. Now and then, the result is 0 regardless, for the same reason. */
+/* Whether most of the recent files came from the sources as fast as from a local disk, but not as
+ * fast as from the page cache. Now and then, the result is 0 regardless, for the same reason. */
 int monarch_source_is_near(void);
 
 /* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns). */

@@ -24,10 +24,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * lock on the file was seen, or if nodes share the files and this node is not the one that reads
  * this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as its fill. They are,
- * provided that they can (monarch_may_read_direct), that the file has no copy, that no fill of the
- * file has begun, and that no program has requested a fill since the daemon last looked. A fill
- * that policy has ordered counts as begun only once a thread works on it. word: the entry's
+/* Whether the reads of a program that opens the file now are to serve as its fill. They are if all
+ * of this holds: they can serve (monarch_may_read_direct); the file has no copy; no fill of the
+ * file has begun; and no program has requested a fill since the daemon last took the requests. A
+ * fill that policy has ordered counts as begun only once a thread works on it. word: the entry's
  * word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);

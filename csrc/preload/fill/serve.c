@@ -192,7 +192,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     o->id = id;
     o->entry = e;
     /* Only a file's owner may use O_NOATIME. A caller that does not own the file still owns its
-     * copy, so only the source gives the right answer. */
+     * copy: it could open the copy with O_NOATIME, although the source must refuse that. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -1,8 +1,9 @@
 /* The table of mappings that wait for their copies, and its lock.
  *
- * The lock is held only while a thread reads or changes the table, with all signals blocked, so
- * that no signal handler can run or jump away meanwhile. A replacement takes longer and holds no
- * lock: its slot is REPLACING, and only a thread that is about to change that range waits for it.
+ * The lock is held only while a thread reads or changes the table. All signals that a program can
+ * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A
+ * replacement takes longer and holds no lock: its slot is REPLACING, and only a thread that is
+ * about to change that range waits for it.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"

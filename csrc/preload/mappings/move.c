@@ -1,6 +1,7 @@
 /* The thread that replaces live mappings by mappings of copies; it runs while a mapping waits.
  *
- * The thread makes only raw system calls, has all signals blocked, and leaves no descriptor open.
+ * The thread makes only raw system calls, and leaves no descriptor open. It has all signals blocked
+ * except the one with which libc's setuid interrupts every thread.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/move.h"
@@ -20,7 +21,8 @@
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
 /* Size of the thread's stack [bytes]. The thread's own frames take 6 KiB. glibc puts the static
- * thread-local variables on the stack too, and a signal needs a frame. */
+ * thread-local variables on the stack too, and the handler of the one signal that is not blocked
+ * needs a frame. */
 #define STACK 262144
 /* A mapping stays on the source after this many passes in which its entry was PRESENT but the copy
  * could not be mapped (no descriptors, no address space). */

@@ -67,7 +67,7 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none).
+/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: `fd` had none).
  * Returns 0 if `before` is no longer the backing descriptor of `fd`. */
 static int note(int fd, int high, int before) {
     struct stat st;
