@@ -30,8 +30,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Looks only at demands that were made before the function began: a reader that is answered and
- * asks again at once, in another slot, is not answered a second time. */
+/* Handles only demands that were made before this function began. A reader that is answered may
+ * demand again at once, in another slot; that demand is not answered in the same call. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)

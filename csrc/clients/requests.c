@@ -8,15 +8,15 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Takes the bits of one word. Clears the summary bit first: a client that sets a bit of this word
- * meanwhile then sets the summary bit again. */
+/* Takes the bits of one word. Clears the summary bit first: if a client sets a bit of this word
+ * meanwhile, the client finds the summary bit clear and sets it again. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        if (id < count) /* clients of an earlier daemon may have set any bit */
+        if (id < count) /* a client that still uses an earlier daemon's numbers may set any bit */
             ids[n++] = id;
     }
     return n;

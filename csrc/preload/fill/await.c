@@ -7,8 +7,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* A wait for a copy pays off only if the source takes at least this long [ns]. If the source takes
- * less, an open goes to the source at once, because a wait costs some system calls. */
+/* Shortest time that an open and a read at the source must take together for a wait to pay off
+ * [ns]. If they take less, an open goes to the source at once, because a wait costs some system
+ * calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
@@ -19,8 +20,8 @@
 /* --- waits in vain ---------------------------------------------------------------------------- */
 
 /* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
- * left_to_skip was last set to. The next wait in vain sets both to twice last_skipped plus one, up
- * to MOST_SKIPPED. */
+ * left_to_skip was last set to. A wait in vain sets both to twice last_skipped plus one, up to
+ * MOST_SKIPPED; a wait that brings the copy sets both to 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -76,16 +77,17 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Whether this node fills the file from another node, and the file is small enough to wait for.
- * Waiting saves the source an open. The limit is the one for callers that need a whole file
- * (WHOLE_NS in demand.c). */
+/* Whether this node fills the file from another node, and the file is small enough for an open to
+ * wait for the copy. Such a wait saves the source an open, and lasts at most WHOLE_NS
+ * (demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file whose fill is under way. That fill is already reading the source, so
- * a program that opened the file there would read it a second time. The limit of the wait is the
- * one for callers that need a whole file (WHOLE_NS in demand.c). */
+/* Waits for the copy of a file that this node fills from another node, or whose fill is already
+ * reading the source. If the program opened the file at the source instead, the source would serve
+ * an open that the copy makes needless, and in the second case would also send the bytes twice. The
+ * wait lasts at most WHOLE_NS (demand.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

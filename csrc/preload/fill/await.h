@@ -3,16 +3,18 @@
 
 #include "preload/fill/serve.h"
 
-/* Waits up to a second for a copy that does not exist yet. This function is for opens whose reads
- * the library will not see, such as those of streams. Returns whether there is a copy now; then
+/* Waits up to a second for a copy that does not exist yet. This function is for opens after which
+ * the library does not see the reads, such as fopen. Returns whether there is a copy now; if so,
  * o->copy is the path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
 /* Waits for the copy of a small file whose fill is ordered or under way, and so saves the source an
- * open and a read. This function is for opens whose reads the library sees. Returns whether there
- * is a copy now; then `o` is as after monarch_look_up. The wait lasts at most a second if the file
- * comes from another node, or if the program's own reads could have served as the fill. Otherwise
- * it is at most 1.2 times as long as an open and a read at the source take this process on average.
- * A fill that is queued is moved to the front. */
+ * open and a read. This function is for opens after which the library sees the reads. Returns
+ * whether there is a copy now; `o` is then as after monarch_look_up. A fill that is queued is moved
+ * to the front.
+ *
+ * The wait lasts at most a second if the file comes from another node, or if the program's own
+ * reads could have served as the fill. For any other file, it lasts at most 1.2 times as long as an
+ * open and a read at the source take this process on average. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);

@@ -9,52 +9,58 @@
 #define AHEAD 8
 /* Most slots that are tried to place a demand. */
 #define TRIES 32
-/* A waiting reader checks every SLICE_NS whether the daemon has made progress, and gives up after
- * SILENCE_NS without progress [ns]. Each filled unit counts as progress. If a check finds no
- * progress, the reader rings the daemon, whose loop then increments its heartbeat, which also
- * counts. */
+/* Interval at which a waiting reader checks whether the daemon has made progress [ns]. Each filled
+ * unit counts as progress. If a check finds none, the reader rings the daemon. The daemon's loop
+ * then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* Tests set a longer time, because a busy machine may delay the daemon for longer. */
+/* A reader gives up its wait after this time without progress [ns]. Tests set a longer time,
+ * because a busy machine may delay the daemon for longer. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 250000000ULL
 #endif
-/* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow,
- * and then the reader would not get the bytes sooner by itself. */
+/* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow;
+ * the reader would then not get the bytes sooner by reading the source itself. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait in vain adds DEBT_NS to the debt of its file and to that of the process [ns]; passing time
- * repays debts. So a few delays in a long life disable nothing for good. A file with a debt of more
- * than one wait is read from the source. While the process has a debt of more than seven waits,
- * every file is read from the source. */
+/* A wait in vain adds this much to the debt of its file, and to the debt of the process [ns].
+ * Passing time repays debts, so a few delays in a long life disable nothing for good. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
+/* Largest debt of a file. While a file owes more than one DEBT_NS, it is read from the source. */
 #define FILE_LIMIT (2 * DEBT_NS)
+/* Largest debt of the process. While the process owes more than seven times DEBT_NS, every file is
+ * read from the source. */
 #define LIMIT (8 * DEBT_NS)
-/* In total, a process waits in vain for at most a minute, and later for at most a 20th of its time
- * [ns]. */
+/* Longest time that a process waits in vain in total [ns]. Once that time is used up, the process
+ * waits in vain for at most 1 / WASTE_SHARE of the time that passes. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
 #define WASTE_SHARE 20
+/* Largest value of waste_debt. A wait in vain adds WASTE_SHARE times its length to waste_debt,
+ * which passing time repays like the other debts. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* Limits for a caller that needs the whole file: it waits at most WHOLE_NS, and only if at most
- * WHOLE_BYTES are missing; then at most WORD_NS for the daemon to publish the copy. */
+/* A caller that needs the whole file waits for at most this time, unless it sets its own limit
+ * [ns]. */
 #define WHOLE_NS 1000000000ULL
+/* Such a caller does not wait at all if more bytes than this are missing. */
 #ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
+/* Once no byte is missing, such a caller waits for at most this time until the daemon has published
+ * the copy [ns]. This time counts towards the limit above. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
  * them. */
-static uint64_t file_debts[1024] SELDOM; /* by entry */
+static uint64_t file_debts[1024] SELDOM; /* by entry; entries that share a slot share its debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
-/* Returns the segment `fills`, or NULL while this process has not mapped it (monarch_fills_of). */
+/* Returns the segment `fills`, or NULL until monarch_fills_of has mapped it in this process. */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
@@ -67,8 +73,8 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns the rest of a debt. A debt never exceeds `limit`, so a larger value comes from another
- * clock (in a child with its own time namespace), and counts as 0. */
+/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`, so a larger value
+ * comes from another clock (in a child with its own time namespace), and counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -100,9 +106,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait in vain. If a whole file does not come within the limit that the caller has set, its
- * parts may still come; so that wait counts as wasted time but adds no debt. Waits that replace an
- * open of the source are accounted for in await.c. */
+/* Notes a wait in vain. A wait with a limit that the caller has set is for a whole file, parts of
+ * which may still come. So such a wait counts as wasted time, but adds no debt. A wait that
+ * replaces an open of the source (is_instead) is not noted here but in await.c. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -134,7 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
     return (int64_t)((end < w->at + w->n ? end : w->at + w->n) - w->at);
 }
 
-/* Places a demand for a unit. Returns the slot of the demand, or NULL if no slot is free. */
+/* Places a demand for a unit, and stores the demand's value in *demand. Returns the demand's slot,
+ * or NULL if no slot is free. */
 static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *demand) {
     uint32_t tag = __atomic_fetch_add(&next_tag, 2, __ATOMIC_RELAXED);
     uint32_t first = (tag + monarch_track_process()) * 7;
@@ -167,8 +174,8 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand, by storing 0 in the slot and waking the reader.
- * Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand. The daemon does so by storing 0 in the slot `at` and
+ * waking the reader. Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
@@ -215,7 +222,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
-        last = first; /* a single unit starts the fill */
+        last = first; /* one demand is enough to start the fill */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint64_t d, *here = place(w, unit, &d);
         if (unit == first) {
@@ -229,8 +236,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     return wait_at(w, at, demand);
 }
 
-/* Waits for the daemon to publish the copy. After the last unit, the daemon first checks that the
- * source has not changed meanwhile. */
+/* Waits for the daemon to publish a copy whose units are all filled. Before the daemon publishes
+ * the copy, it checks that the source's file did not change during the fill. */
 static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     struct timespec pause = {0, 200000};
     for (uint64_t start = monarch_now_ns(); monarch_now_ns() - start < limit_ns;) {
@@ -242,8 +249,8 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for the daemon to publish the copy: what is left of the limit. If the
- * limit is WHOLE_NS or longer, the wait is at most WORD_NS. */
+/* Returns how long to wait for the daemon to publish the copy: for what is left of w->limit_ns, but
+ * for at most WORD_NS if w->limit_ns is WHOLE_NS or longer. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;

@@ -9,11 +9,11 @@ struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
     uint64_t id, at, n;
-    /* The file's inode number, and the version that the entry had while it described this file. The
-     * version changes when the entry comes to describe another file. */
-    uint64_t ino;
+    uint64_t ino; /* inode number of the caller's file */
+    /* The version that the entry had while it described the caller's file. The entry gets another
+     * version when it comes to describe another file. */
     uint32_t version;
-    /* when the wait for the next bytes began; 0: the caller has not waited yet */
+    /* when the caller began to wait for the byte at `at`; 0: it has not waited for that byte yet */
     uint64_t since_ns;
     uint64_t limit_ns; /* limit of the wait; 0: the default of the function that waits */
     /* 1: the caller waits instead of opening the source, so the wait must not last much longer than

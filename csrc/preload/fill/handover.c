@@ -26,10 +26,10 @@
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
-/* Digits of a socket's number in its name. */
+/* Most digits of a socket's number in its name. */
 #define DIGITS 2
-/* Limit of a wait for the daemon to close its descriptor of an open file [ns]. Calls that take a
- * lock on the open file, or that change its flags, first wait for that. */
+/* Longest time that a call waits until the daemon has closed a descriptor that was handed over
+ * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
 
 /* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
@@ -60,8 +60,9 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read; its next read
- * then requests a copy. The fill is not requested here: the lock is not granted yet, so the fill
- * would copy data that a writer is about to change. */
+ * then requests a copy. The fill is not requested here, because the lock that the caller is about
+ * to take is not granted yet. Another process may hold it and be about to change the data, which a
+ * fill would copy now. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -80,9 +81,9 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Writes the address of a file's socket to `to`. If the path is too long for an address, the
- * address uses a descriptor of the socket's directory instead. Returns that descriptor, or -1 if
- * none is used. */
+/* Writes the address of the socket for handovers of the file `id` to `to`. If the socket's path is
+ * too long for an address, the address uses a descriptor of the socket's directory instead. Returns
+ * that descriptor, or -1 if none is used. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -157,8 +158,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 }
 
 /* Whether small files of a source on this device are read as fast as their copies would be. The
- * daemon finds that out by its fills. Until there are enough fills, this process's own reads
- * decide, provided that there is only one source. */
+ * daemon finds out from its fills which sources are fast. Until there are enough fills, this
+ * process's own reads decide, provided that there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -292,9 +293,9 @@ static uint64_t offset_of(int fd) {
 
 /* Whether the program does not read the file sequentially from its beginning. The read that
  * completes 1 / PART of the file decides: in sequential order, its end offset equals the number of
- * bytes read so far. `bytes` is that number, including this read, which has read `n` bytes and
- * ended at `end` (-1: at the descriptor's own offset). Small files are assumed to be read
- * completely. */
+ * bytes read so far. Small files are assumed to be read completely. bytes: number of bytes that
+ * were read so far, including this read. n: number of bytes of this read. end: the offset where
+ * this read ended, or -1 for a read at the descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -319,7 +320,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* a further read comes from the copy, once there is one */
+    if (tracked & TRACK_HANDED) /* later reads come from the copy, once there is one */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

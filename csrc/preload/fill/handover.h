@@ -16,11 +16,12 @@
  * from then on, and the daemon learns of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Call this after a read of `n` bytes from any descriptor; returns n. If the descriptor is tracked,
- * counts the bytes. If it is direct and the file was now read to its end, hands the descriptor
- * over. A descriptor that is not tracked is not of a source's file, or was counted at its open. at:
- * the offset where the read began, or -1 for a read at the descriptor's own offset. */
+ * counts the bytes. If it is also direct and the program has now read the whole file, hands the
+ * descriptor over. A descriptor that is not tracked needs no count here: either it is not of a
+ * source's file, or the whole file was counted at its open. at: the offset where the read began, or
+ * -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
-/* The functions below take `tracked`, a descriptor's word in the table, which must have
+/* The next three functions take `tracked`, a descriptor's word in the table, which must have
  * TRACK_DIRECT. */
 
 /* Call this before a read. Returns whether the file now has a copy that was not made from this
@@ -30,12 +31,12 @@ int monarch_direct_is_over(int fd, uint64_t tracked);
  * was read. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
- * descriptor over. Otherwise, tells the daemon of the file if the catalog does not know it, or
- * requests a fill if the library has seen no read. */
+ * descriptor over. If less was read and the catalog does not know the file, tells the daemon of the
+ * file. If the catalog knows the file and the library has seen no read of it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. These last as long as any
- * descriptor of the open file, so the daemon must not hold one. If less than half of the file was
- * read, the descriptor will not be handed over. If it was handed over already, waits up to 50 ms
- * until the daemon has closed it. */
+ * descriptor of the open file, so the daemon must not have one. If less than half of the file was
+ * read, the descriptor will not be handed over. If the descriptor was handed over already, waits up
+ * to 50 ms until the daemon has closed its own descriptor. */
 void monarch_keep_descriptor(int fd);

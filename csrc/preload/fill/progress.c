@@ -32,7 +32,7 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* Returns the entry, or NULL if the daemon does not ask for files that were read to their end. */
+/* Returns the entry, or NULL if the daemon does not ask which files were read to their end. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
@@ -99,8 +99,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* Another process may share the offset and be reading; lseek would then wait for that
-         * read. */
+        /* A shared descriptor is left out: another process may be reading at the shared offset, and
+         * lseek would wait for that read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
@@ -129,24 +129,26 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Limit for the page cache: it serves an open, or a read of a small file, in less time than this
  * [ns]. */
 #define AT_HAND_NS 20000
-/* Limit for a local disk: it serves an open, or a read of a small file, in less time than this
- * [ns]. A file system that asks a server at the open takes longer. */
+/* Limits for a local disk: it serves an open in less than OPEN_NEAR_NS, and a read of a small file
+ * in less than READ_NEAR_NS [ns]. A file system that asks a server at the open takes longer for it
+ * than OPEN_NEAR_NS. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most recent files took less than these limits, the library follows only one file in this
- * many. */
+/* If most of the recent files took less than these limits, the library follows only one file in
+ * this many. */
 #define FOLLOWED 256
-/* The shares below are moving averages: the last value has the weight 1 / SHARE_STEP. SHARE_ALL
- * means that all opens or reads took less than the limit. */
+/* Value of a share that means that all opens, or all reads, took less than the limit. */
 #define SHARE_ALL 1024U
+/* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
 /* Statistics of this process's own opens and reads at the sources: their mean times, and the shares
  * of those that took less than the limits for the page cache and for a local disk. If a thread had
- * to wait for a processor, its time makes the mean too long. If two threads write at the same time,
- * one of their values is lost. Children of a fork inherit the statistics. */
+ * to wait for a processor during a call, the call is timed with that wait, and the mean becomes too
+ * long. If two threads write at the same time, one of their values is lost. Children of a fork
+ * inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

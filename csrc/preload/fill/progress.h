@@ -1,22 +1,23 @@
-/* Follows how much programs have read of files without a copy, and measures how long the sources
- * take.
+/* Follows how much programs have read of files without a copy, and measures how long opens and
+ * reads at the sources take.
  *
  * The daemon learns which files were read to their end, and fills the other files of their
- * directories. The progress is a hint: if it is lost, those files are filled later. */
+ * directories. The progress is a hint: if it is lost, the other files are filled later. */
 #pragma once
 
 #include <stdio.h>
 
 #include "preload/session/session.h"
 
-/* Adds `n` bytes to the count of the file. Returns how many bytes of the file this process has read
- * in all, or 0 if that is unknown. */
+/* Adds `n` to the number of bytes that this process has read of the file. Returns the sum, or 0 if
+ * that is unknown. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
-/* Resets the file's count to 0, because a new read of the file begins. */
+/* Resets that number to 0, because a new read of the file begins. */
 void monarch_progress_begin_again(uint64_t id);
 /* Call this when a read of `n` bytes has promoted its descriptor, so that the library will not see
- * later reads. If the file was read to at least an eighth by then, it counts as read to its end. */
+ * later reads. If at least an eighth of the file was read by then, the file counts as read to its
+ * end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
 /* Call this after a stream was opened on a copy for which the open had to wait. Remembers the
@@ -28,16 +29,17 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
- * read. Reads that the library does not see (of streams, of mappings, and of files whose
- * descriptors are not tracked) are counted once, as the size of what can be read. */
+ * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
+ * not tracked. For these, callers count the size of the file, or of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
 
-/* monarch_source_is_at_hand tells whether most recent files came from the sources as fast as from
- * the page cache; monarch_source_is_near, whether they came as fast as from a local disk. Now and
- * then both return 0 regardless, so that some reads are still timed. */
+/* Whether most of the recent files came from the sources as fast as from the page cache. Now and
+ * then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
+/* Whether most of the recent files came from the sources as fast as from a local disk, but not as
+ * fast as from the page cache. Now and then, the result is 0 regardless, for the same reason. */
 int monarch_source_is_near(void);
 
 /* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns).
@@ -45,5 +47,6 @@ int monarch_source_is_near(void);
 uint64_t monarch_note_source_open(uint64_t since_ns);
 uint64_t monarch_note_source_read(uint64_t since_ns);
 
-/* Returns the mean time of an open plus that of a read [ns], or 0 if none was timed yet. */
+/* Returns the mean time of an open at the sources plus that of a read [ns], or 0 if no open was
+ * timed yet. */
 uint64_t monarch_latency_ns(void);

@@ -11,9 +11,9 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* Per slot, how much programs have read of a file that is not filled at its first read
- * (`fill_after`): entry << 32 | KiB. If two files share a slot, a read of one resets the count of
- * the other. */
+/* Counts for `fill_after`, which delays the fill of a file until a program has asked for a certain
+ * share of it. Each slot holds how much this process has asked for of one file: entry << 32 | KiB.
+ * If two files share a slot, a read of one resets the count of the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,

@@ -1,5 +1,5 @@
-/* Requests copies of files from the daemon, and claims files whose fill is to be a program's own
- * reads. */
+/* Requests copies of files from the daemon, and claims files that a program's own reads are to
+ * fill. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -10,7 +10,8 @@
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked
- * for enough of the file, requests a fill from the daemon. Returns whether a fill was requested. */
+ * for enough of the file (`fill_after`), requests a fill from the daemon. Returns whether a fill
+ * was requested. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
 
 /* --- claims --------------------------------------------------------------------------------------
@@ -18,13 +19,15 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * While the claim holds, the daemon does not fill the file ahead, and delays a fill that its policy
  * has ordered. */
 
-/* Whether a program's reads of the file can serve as its fill. They can if the file's size, its
- * source and this node allow it, and if no lock on the file was seen. */
+/* Whether a program's reads of the file can serve as its fill. They cannot if the file is empty or
+ * too large, if its source is fast (monarch_is_fast) or keeps no pages (monarch_keeps_pages), if a
+ * lock on the file was seen, or if nodes share the files and this node is not the one that reads
+ * this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as its fill. They are,
- * provided that they can (monarch_may_read_direct), that the file has no copy, that no fill of the
- * file has begun, and that no program has requested a fill since the daemon last looked. A fill
- * that policy has ordered counts as begun only once a thread works on it. word: the entry's
+/* Whether the reads of a program that opens the file now are to serve as its fill. They are if all
+ * of this holds: they can serve (monarch_may_read_direct); the file has no copy; no fill of the
+ * file has begun; and no program has requested a fill since the daemon last took the requests. A
+ * fill that policy has ordered counts as begun only once a thread works on it. word: the entry's
  * word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
@@ -39,16 +42,17 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
  * 1 in any case, so that the handover of that file shows whether the kernel now keeps the source's
  * pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
-/* Whether the claim's descriptor is on its way to the daemon. While it is, the claim must
- * keep its slot, because another thread may wait for the claim's end. */
+/* Whether the claim's descriptor was handed over, or is about to be, and the daemon has not closed
+ * it yet. Meanwhile, the claim must keep its slot, because another thread may wait for the claim's
+ * end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns it. Returns 0 if the slot
- * holds a claim whose descriptor is already on its way: of this file, or of another file that
- * shares the slot. */
+ * already has a claim whose descriptor is on its way (monarch_is_on_its_way): a claim of this file,
+ * or of another file that shares the slot. */
 uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends the claim `claim`, even if another thread has added MONARCH_CLAIM_RECALLED to it
  * meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless the descriptor is on its way to the daemon; in that case, the
- * daemon ends the claim. */
+/* Ends the file's claim, unless the descriptor is on its way to the daemon, which then ends the
+ * claim itself. */
 void monarch_give_up_claim(struct session *s, uint64_t id);

@@ -153,7 +153,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* called here because the prefetched memory is still on its way */
+    monarch_tick(s); /* called here, while the prefetched memory is still arriving */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -193,7 +193,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     o->id = id;
     o->entry = e;
     /* Only a file's owner may use O_NOATIME. A caller that does not own the file still owns its
-     * copy, so only the source gives the right answer. */
+     * copy: it could open the copy with O_NOATIME, although the source must refuse that. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -212,8 +212,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* The fill has not begun. If the file was wanted only ahead so far, a program needs it
-         * now. */
+        /* The fill has not begun. Even if the daemon has already ordered it ahead of any open, the
+         * request tells the daemon that a program needs the file now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

@@ -9,16 +9,19 @@
 /* The outcome of the look-up for an open for reading. */
 struct monarch_opening {
     const struct monarch_entry *entry; /* NULL: the catalog does not know the path */
-    /* number of the entry; MONARCH_OUTSIDE: the path is in no source */
+    /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
+     * in a source, but not in the catalog */
     int64_t id;
     int served;       /* 1: `copy` is the path to open instead */
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    int is_new;       /* 1: see monarch_opened_elsewhere */
+    /* 1: the path's text leads into no source, and no hint says where it leads
+     * (monarch_opened_elsewhere) */
+    int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
-    int is_alone; /* 1: see is_left_alone in serve.c */
+    int is_alone; /* 1: the file is neither claimed nor followed (is_left_alone) */
     char copy[MONARCH_COPY_PATH];
 };
 
@@ -54,7 +57,8 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call this after an open with `flags` at the source, which took `took_ns` and returned `fd`. */
+/* Call this after an open at the source that succeeded. flags: the flags of the open. took_ns: how
+ * long it took. fd: its result. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
 /* Call this after an open at the source that failed. If the file was claimed, requests a fill
@@ -62,7 +66,7 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call this after the open of a path that leads to no source as far as the look-up knows; `fd` is
+/* Call this after the open of a path that, as far as the look-up knows, leads to no source; `fd` is
  * the descriptor. Returns whether the path leads to a file of a source after all. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {

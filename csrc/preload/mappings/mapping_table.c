@@ -1,9 +1,11 @@
 /* The table of mappings that wait for their copies, and its lock.
  *
- * The lock is held only while a thread reads or changes the table, with all signals blocked, so
- * that no signal handler can run or jump away meanwhile. A replacement takes longer and holds no
- * lock: its slot is REPLACING, and only a thread that is about to change that range waits for
- * it. */
+ * The lock is held only while a thread reads or changes the table. All signals that a program can
+ * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A
+ * replacement takes longer and holds no lock: its slot is REPLACING, and only a thread that is
+ * about to change that range waits for it.
+ *
+ * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"
 
 #include "preload/process/attributes.h"
@@ -33,9 +35,9 @@ void monarch_slots_recount(void) {
 
 /* [adopt] Call this in the child of a fork. If a thread of the parent was changing the table at the
  * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
- * way continues only in the parent, so its slot waits again here. The mapping may or may not have
- * been replaced before the fork; before a thread replaces a mapping, it checks what is mapped at
- * the addresses. */
+ * way continues only in the parent, so its slot waits again here. The parent may already have
+ * replaced that mapping before the fork; the check of what is mapped, which comes before each
+ * replacement, finds that out. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -109,8 +111,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to the part [begin, end) of the slot. The rest of the slot's range goes on
- * waiting, in new slots; a part for which no slot is free stays on the source. */
+/* [say] Applies `what` to the part [begin, end) of the slot's range. The pieces before and after
+ * that part go on waiting, in slots of their own. If no slot is free for a piece, that piece stays
+ * on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;

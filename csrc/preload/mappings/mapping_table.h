@@ -1,6 +1,7 @@
 /* The table of mappings that wait for their copies.
  *
- * mappings.c adds mappings to the table; the thread of move.c removes them. */
+ * mappings.c adds mappings to the table, and removes those that the program changes. The thread of
+ * move.c removes those that it has replaced, and those that can no longer be replaced. */
 #pragma once
 
 #include <signal.h>
@@ -15,7 +16,9 @@
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    uint32_t state;  /* atomic; only the thread of move.c ends REPLACING, without the lock */
+    /* Atomic. Only the thread of move.c ends the state REPLACING; it does not take the lock for
+     * that. */
+    uint32_t state;
     uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */

@@ -1,8 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
- * The state of this process alone (the table's lock and the thread) is on a page of its own. The
- * kernel clears this page in a forked child, whichever call has forked it, and shares the page with
- * a child of vfork. */
+ * The state of this process alone (struct own: the table's lock, and the state of the thread of
+ * move.c) is on a page of its own. The kernel clears this page in a forked child, whichever call
+ * has forked it, and shares the page with a child of vfork. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -16,8 +16,8 @@
 static struct own *own;  /* atomic; NULL until the first mapping is added */
 static uint32_t refused; /* atomic; 1: all memory is locked, and no mapping is added */
 
-/* Ends of a range, rounded to whole pages as the kernel rounds them; some machines have pages of 64
- * KiB. */
+/* The beginning and the end of a range, rounded to whole pages as the kernel rounds them; some
+ * machines have pages of 64 KiB. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
     uint64_t page = getauxval(AT_PAGESZ), end = (uint64_t)at + n;
@@ -27,9 +27,10 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* During a replacement, the thread of move.c holds no lock of the library. It is inside one
-     * system call, for which the kernel locks the address space. The caller's own call needs the
-     * same lock of the kernel next, so this wait costs the caller hardly any extra time. */
+    /* During a replacement, the thread of move.c holds no lock of the library. It makes a few
+     * system calls, for most of which the kernel locks the address space. The caller's own call
+     * needs the same lock of the kernel next, so this wait costs the caller hardly any extra
+     * time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }

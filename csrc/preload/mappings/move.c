@@ -1,7 +1,9 @@
 /* The thread that replaces live mappings by mappings of copies; it runs while a mapping waits.
  *
- * The thread makes only raw system calls, has all signals blocked, and leaves no descriptor
- * open. */
+ * The thread makes only raw system calls, and leaves no descriptor open. It has all signals blocked
+ * except the one with which libc's setuid interrupts every thread.
+ *
+ * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/move.h"
 
 #include <errno.h>
@@ -19,12 +21,13 @@
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
 /* Size of the thread's stack [bytes]. The thread's own frames take 6 KiB. glibc puts the static
- * thread-local variables on the stack too, and a signal needs a frame. */
+ * thread-local variables on the stack too, and the handler of the one signal that is not blocked
+ * needs a frame. */
 #define STACK 262144
-/* A mapping stays on the source after TRIES passes in which its entry was PRESENT but the copy
- * could not be mapped (no descriptors, no address space). All mappings stay on the source once the
- * daemon has made no progress for SILENCE_NS [ns]. */
+/* A mapping stays on the source after this many passes in which its entry was PRESENT but the copy
+ * could not be mapped (no descriptors, no address space). */
 #define TRIES 500
+/* All mappings stay on the source once the daemon has made no progress for this time [ns]. */
 #define SILENCE_NS 60000000000ULL
 
 /* --- replacing ------------------------------------------------------------------------------- */
@@ -60,17 +63,18 @@ static int open_copy(const struct slot *s, uint64_t word) {
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
     /* The descriptor will be closed again, and closing any descriptor of a file drops the process's
-     * locks on that file. So a copy on which the program may have locks is not used. */
+     * POSIX locks on that file. So a copy on which the program may have locks is not used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* Maps the copy over the source's mapping. The kernel would remove the old mapping before it asks
- * the file system for the new one. So a trial mapping is made elsewhere first, to make sure that
- * the copy can be mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if
- * the last check before the replacement has failed. */
+/* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
+ * file system for the new one. If the file system then failed, nothing would be mapped there. So a
+ * trial mapping is made elsewhere first, to make sure that the copy can be mapped. Returns 1 if the
+ * copy is mapped, 0 if the attempt may be repeated, -1 if the last check before the replacement has
+ * failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -126,7 +130,8 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* [open] The copy is opened before the slot is taken, because a tier may hang. */
+/* [open] The copy is opened before the slot is taken: if the tier hangs, no other thread waits for
+ * the slot meanwhile. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;

@@ -3,14 +3,14 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of ranges that wait. In a process that maps no source file, each interposed
- * call costs only a load of this number. */
+/* Atomic: the number of ranges that wait. While it is 0, as in a process that maps no source file,
+ * all that an interposed call does about mappings is to load this number. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* A value for the effect of a call on a range of addresses. MONARCH_FORGET: the mapping in the
- * range must never be replaced. Any other value is an advice of madvise. */
+/* The effect of a call on a range of addresses is either MONARCH_FORGET or an advice of madvise.
+ * MONARCH_FORGET says that the mapping in the range must never be replaced. */
 #define MONARCH_FORGET (-1)

@@ -21,8 +21,9 @@ struct apart {
 /* Runs the work with a table of descriptors of its own. Since Linux 5.9, close_range gives the
  * thread an empty table (before 6.13, it copies at most the lowest 64 descriptors and closes the
  * copies). On older kernels, unshare copies the whole table, and closing descriptor 0, usually the
- * standard input, frees a number. In both cases, the process's own table does not change. No lock
- * of the process ends, because a lock belongs to the table through which it was taken. */
+ * standard input, frees one descriptor number. In both cases, the process's own table does not
+ * change. The process loses no POSIX lock, because a lock belongs to the table through which it was
+ * taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

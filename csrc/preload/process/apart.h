@@ -1,4 +1,4 @@
-/* Runs work that needs a descriptor in a process that has none left. */
+/* Runs work that needs a descriptor, in a process that can open no further one. */
 #pragma once
 
 #define MONARCH_APART_BYTES 128

@@ -1,8 +1,8 @@
 /* Attributes of functions, variables and arguments. */
 #pragma once
 
-/* For declarations: -fvisibility=hidden affects only definitions, and without this attribute every
- * access would go through a pointer. */
+/* For declarations. -fvisibility=hidden affects only definitions; without this attribute, every
+ * access to a name that is only declared would go through the global offset table. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* For large tables that are seldom used. Their section comes after all small variables, so that the
@@ -10,8 +10,8 @@
  * job. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Hides from the compiler that libc's headers declare the pointer as never null, so that it keeps
- * the checks for NULL. */
+/* Hides from the compiler that libc's headers declare the pointer as never null, so that the
+ * compiler keeps the checks for NULL. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -1,6 +1,6 @@
-/* The one table of the functions that are interposed. A `64` twin is an alias of its function,
- * never a copy; _FORTIFY_SOURCE turns calls of the plain names into calls of `__open_2`,
- * `__read_chk` and the like.
+/* The one table of the functions that are interposed. Names such as `__open_2` and `__read_chk` are
+ * in it because _FORTIFY_SOURCE turns calls of the plain names into calls of these. Names such as
+ * `open64` are not in it: each is an alias of the plain function (TWIN), never a copy.
  *
  *   X(name, return type, arguments)   a function that the library interposes; the original, in a
  *                                     library loaded after this one, is found at its first call
@@ -223,7 +223,8 @@ struct file_handle;
     F(__tsan_init, void, (void))
 
 /* Gives a function another name. It uses the assembler's `.set` because the headers declare the two
- * names with different types, which have the same layout. The twins of a file are at its end. */
+ * names with different types, which have the same layout. Each file of calls/ has its TWIN lines at
+ * its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
@@ -244,8 +245,8 @@ extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* Returns the function, or NULL if it was not looked up yet. The values 0 and 1 stand for no
- * function (see ABSENT in real.c). */
+/* Returns the function, or NULL if it was not looked up yet (the value 0) or if no library defines
+ * it (the value 1, ABSENT in real.c). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;

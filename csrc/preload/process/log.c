@@ -25,8 +25,9 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* Opens the log for a single line, so that no descriptor stays open, and the lines of several
- * threads do not mix. A forked child has another pid, and so another file. */
+/* Opens the log for a single line, so that no descriptor stays open. The lines of several threads
+ * do not mix, because each line is a single write with O_APPEND. A forked child has another pid,
+ * and so another file. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;

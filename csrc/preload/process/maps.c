@@ -65,7 +65,8 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    /* end of the range that matches so far; a line may cover several mappings */
+    /* end of the part that matches so far; a line may cover more than one mapping, because the
+     * kernel merges adjacent ones */
     uint64_t upto = begin;
     if (!monarch_reader_open(&r, MAPS))
         return 0;

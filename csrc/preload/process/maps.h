@@ -3,16 +3,16 @@
 
 #include <stdint.h>
 
-/* The identity of a file in /proc/self/maps. It may differ from that in stat (overlayfs, btrfs). So
- * the library reads the identity from /proc/self/maps when a mapping is made, and compares it there
- * later. */
+/* The identity of a file in /proc/self/maps. It may differ from the one that stat returns
+ * (overlayfs, btrfs). So the library reads the identity from /proc/self/maps when a mapping is
+ * made, and later compares it with what that file shows then. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };
 
 /* Finds the file that is mapped at `at`. Returns 0 if there is none. */
 int monarch_mapped_file(uint64_t at, struct monarch_mapped *out);
-/* Whether the whole range [begin, end) maps this file from `offset` on, for reading only. shared:
- * whether the mapping must be MAP_SHARED or MAP_PRIVATE. */
+/* Whether the whole range [begin, end) maps this file from `offset` on, for reading only. shared: 1
+ * if the mapping must be MAP_SHARED, 0 if it must be MAP_PRIVATE. */
 int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped *file,
                       uint64_t offset, int shared);

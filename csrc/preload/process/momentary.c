@@ -3,15 +3,15 @@
 #include "shared/sys.h"
 
 /* Longest time that a fork waits until momentary descriptors are closed [ns]. The wait is limited
- * because their tier or source may hang. */
+ * because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
  * fork that takes longer was abandoned: a signal handler has jumped out of it. In any other fork,
  * the kernel has copied the descriptors long before. */
 #define FORKING_NS 100000000ULL
 
-/* Atomic: the number of threads that have a momentary descriptor open, and the number of threads
- * that are forking. */
+/* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
+ * one. forking: number of threads that are forking. */
 static uint32_t open_now, forking;
 static uint64_t fork_ns; /* atomic: start of the latest fork */
 

@@ -29,8 +29,9 @@ char monarch_reader_next(struct monarch_reader *r) {
 }
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
- * closes the directory. Returns whether all entries were listed. of_descriptors: the directory
- * lists descriptors, and must list `list` itself; otherwise it shows another table. */
+ * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the directory
+ * lists descriptors. It must then list the descriptor `list` itself, for which `act` is not called.
+ * A directory that lacks `list` shows another table of descriptors, and the result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -83,12 +84,13 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    char first[40],
-        fourth[24]; /* compared with the text of `syscall`: e.g. "8 0x5 " and "0x1234 " */
+    /* Parts of the text that `syscall` must show for a thread: the call's number with its first
+     * argument, and its fourth argument, for example "8 0x5 " and "0x1234 ". */
+    char first[40], fourth[24];
     int found;
 };
 
-/* Reads the file's text, up to `room` bytes. */
+/* Reads the beginning of the file into `text`: at most `room` - 1 bytes, followed by a NUL. */
 static void read_text(const char *path, char *text, unsigned long room) {
     int fd = sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     long n = fd < 0 ? 0 : sys_read(fd, text, room - 1);

@@ -1,11 +1,11 @@
-/* Finds the original functions of those that the library interposes, as dlsym(RTLD_NEXT) would.
+/* Finds the originals of the functions that the library interposes, as dlsym(RTLD_NEXT) would.
  *
  * Each function is looked up when it is first called: most processes of a job are short, and call
  * few of them. dlsym itself has three problems. Before glibc 2.34 it is in libdl, but the library
  * links only to libc. It takes a lock, which must not happen in signal handlers and in a child of
  * vfork. And it may allocate memory, which calls this library's open() again if the program has
- * replaced malloc. So the positions of the libraries' symbol tables are stored, and the tables are
- * searched here. */
+ * replaced malloc. So this file stores where the libraries' symbol tables are, and searches the
+ * tables itself. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>

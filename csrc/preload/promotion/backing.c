@@ -10,17 +10,19 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Lowest number of a backing descriptor. It is high, because programs expect their own descriptors
- * to get the lowest free numbers. */
+/* Backing descriptors get descriptor numbers from this one on, unless the process's limit is lower.
+ * They get high numbers, because programs expect their own descriptors to get the lowest free
+ * numbers. */
 #define FIRST_NUMBER 500
 
-/* By descriptor: the number of its backing descriptor + 1. For a backing descriptor: IS_BACKING and
- * the number + 1 of the descriptor that it belongs to. Both directions are stored, because a
- * program may close numbers that it does not know. */
+/* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
+ * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
+ * is IS_BACKING | 1 + the number of the descriptor that it backs. Both directions are stored,
+ * because a program may close backing descriptors, although it does not know their numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* By backing descriptor: the lower half of its file's inode number. The program may have closed the
- * backing descriptor by a direct system call, and opened another file at its number. */
+/* For each backing descriptor: the lower half of its file's inode number. The program may have
+ * closed the backing descriptor by a direct system call, and opened another file at its number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -52,8 +54,8 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high number. Returns -1 if no number is free, or if the number
- * is too high for the table; the duplicate is then closed again. */
+/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. Also
+ * returns -1 if the number is too high for the table; the duplicate is then closed again. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
@@ -65,7 +67,7 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: of none).
+/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: `fd` had none).
  * Returns 0 if `before` is no longer the backing descriptor of `fd`. */
 static int note(int fd, int high, int before) {
     struct stat st;
@@ -79,7 +81,7 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* the number that is no longer, or has not become, a backing descriptor */
+    /* `before`, which is no longer a backing descriptor, or `high`, which has not become one */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -96,8 +98,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number, because the program, which does not know the
- * descriptor, is about to use its number for another file. */
+/* Moves a backing descriptor to another descriptor number. The program does not know of the backing
+ * descriptor, and is about to use its number for another file. */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -108,8 +110,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
 }
 
-/* Drops all POSIX locks of the process on the source's file of the copy, as the kernel does at the
- * close of any descriptor of that file. */
+/* Drops all POSIX locks of the process on the source's file whose copy is open as `fd`, as the
+ * kernel does at the close of any descriptor of that file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -235,9 +237,9 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` with O_PATH at a high number, if it still leads to the entry's file. Errors are
- * those of monarch_backing_fd. The number is reserved before the file itself is opened, and by an
- * O_PATH descriptor, because closing such a descriptor ends no locks. */
+/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file.
+ * Errors are those of monarch_backing_fd. This reserves the number before the file is opened for
+ * reading. An O_PATH descriptor is used, because closing it later ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -251,7 +253,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file of the copy's descriptor `fd`, at a high number. */
+/* Opens the source's file behind the copy's descriptor `fd`, at a high descriptor number. Errors
+ * are those of monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -319,8 +322,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* If the process has other threads, the number of a duplicate may belong to another file by
-     * now. So duplicates then stay descriptors of the copy. */
+    /* In a process with other threads, the number of a duplicate may belong to another file by now.
+     * Duplicates there stay descriptors of the copy. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

@@ -12,9 +12,9 @@
  * extra. */
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
-/* Returns the backing descriptor of a copy's descriptor, which is opened if necessary, with the
- * same offset. Returns -1 if `fd` is not a descriptor of a copy, or if the source's file was
- * renamed or removed. Returns -2 if the backing descriptor cannot be opened. */
+/* Returns the backing descriptor of `fd`. Opens the backing descriptor if there is none yet, and
+ * sets its offset to that of `fd`. Returns -1 if `fd` is not a descriptor of a copy, or if the
+ * source's file was renamed or removed. Returns -2 if the backing descriptor cannot be opened. */
 int monarch_backing_fd(int fd);
 
 /* Call this after a lock was granted, because a writer may have held the lock before. If the
@@ -32,24 +32,32 @@ int monarch_become_source(int fd);
  * descriptor of the file is closed. */
 void monarch_backing_has_posix_locks(void);
 
-/* Whether `fd` is a backing descriptor. The program does not know such a descriptor, and would lose
- * locks if it closed it. */
+/* Whether `fd` is a backing descriptor. The program does not know such a descriptor; if the program
+ * closed it, the process would lose locks. */
 int monarch_is_backing(int fd);
 
-/* These functions keep the backing descriptor of `fd` in step with `fd`. Call them before `fd` is
- * closed (close); before dup3(fd, fresh, flags) (replace); after `fresh` has become a duplicate of
- * `fd` (duplicate); and when FD_CLOEXEC of `fd` is set to `flag` (flag). */
+/* The next four functions keep the backing descriptor of `fd` in step with `fd`. */
+
+/* Call this before `fd` is closed. */
 void monarch_backing_close_slow(int fd);
+/* Call this before dup3(fd, fresh, flags). */
 void monarch_backing_replace_slow(int fd, int fresh, int flags);
+/* Call this after `fresh` has become a duplicate of `fd`. */
 void monarch_backing_duplicate_slow(int fd, int fresh);
+/* Call this when FD_CLOEXEC of `fd` is set to `flag`. */
 void monarch_backing_flag_slow(int fd, int flag);
 
-/* Call this before a range is closed. A backing descriptor in the range must stay open if its
- * copy's descriptor is outside the range. monarch_backing_that_stays returns the first such
- * descriptor from `from` on, or last + 1 if there is none. */
+/* The next three functions are for a call on all descriptors from `first` to `last`. */
+
+/* Call this before these descriptors are closed. Does for each what monarch_backing_close_slow
+ * does, except for the backing descriptors that must stay open. */
 void monarch_backing_close_range(unsigned first, unsigned last);
+/* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
+ * there is none. It must stay open if the descriptor that it backs is not among those that are
+ * closed. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
-void monarch_backing_flag_range(unsigned first, unsigned last); /* sets FD_CLOEXEC */
+/* Call this when FD_CLOEXEC of these descriptors is set. */
+void monarch_backing_flag_range(unsigned first, unsigned last);
 
 static inline int monarch_has_backing(void) {
     return __builtin_expect(__atomic_load_n(&monarch_backing_count, __ATOMIC_RELAXED) != 0, 0);

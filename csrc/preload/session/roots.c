@@ -16,7 +16,7 @@ static uint32_t foreign;
  * small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
-    /* index of the field in the line, from 0; the fifth field is the mount point */
+    /* index of the field in the line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
     size_t same = 0; /* number of bytes in which the mount point equals the path so far */
     int differs = 0, found = 0;

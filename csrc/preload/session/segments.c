@@ -15,9 +15,9 @@
 /* Room for "catalog.", 20 digits and the NUL [bytes]. It is small because a thread's first open may
  * happen on a small stack. */
 #define NAME_BYTES 29
-/* Number of addresses of each kind of range that are kept for later sessions. A process rarely has
- * more than two sessions at a time. An address beyond that number stays mapped, which costs address
- * space but no memory. */
+/* Most addresses that are kept for later sessions, for each kind of range. A process rarely has
+ * more than two sessions at a time. If more addresses than this become free, the others stay mapped
+ * unused, which costs address space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -83,7 +83,7 @@ struct request {
     struct monarch_segment found;
     enum monarch_range kind; /* used by map_range */
     int reused;
-    int has_no_number; /* the process has as many descriptors as it may have */
+    int has_no_number; /* 1: the process has no free descriptor number */
 };
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
 

@@ -7,7 +7,8 @@
  * configuration does not exist. */
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
-/* Whether a user has stopped the last daemon of the session. */
+/* Whether the session's last daemon has ended in order, for example because a user has stopped
+ * it. */
 int monarch_was_stopped(void);
 
 struct monarch_segment {

@@ -20,7 +20,7 @@ struct session {
     const struct monarch_catalog *catalog; /* atomic */
     uint64_t roots[2];                     /* atomic, see monarch_root_is_ours */
     /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
-     * exists. Upper bits: number of the check that has set the lowest bit (attach.c). */
+     * exists. Upper bits: number of the check that has written the lowest bit (attach.c). */
     uint32_t off;
     /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
      * unknown */
@@ -122,15 +122,16 @@ void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);
 
-/* The rank of this node to which this process belongs: the launcher's number + 1, or 0 if no
- * launcher has given a number. A rank is a training process with its workers. */
+/* A rank is a training process with its workers; launchers number the ranks of a node from 0.
+ * monarch_rank is the launcher's number for this process's rank + 1, or 0 if no launcher has given
+ * a number. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
 /* Reads monarch_rank from the environment. Call this in a constructor, because other threads may
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* Each returns the number of the first source or tier, from number `from` on, that lies on the
- * device `dev`; -1 if there is none. */
+/* Each function returns the number of the first source or tier that lies on the device `dev`,
+ * searching from number `from` on; -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 

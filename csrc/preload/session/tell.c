@@ -14,7 +14,7 @@
 
 struct told {
     struct monarch_change change;
-    uint64_t mark; /* the new value of `told` */
+    uint64_t mark; /* the new value of `told` in struct monarch_clients */
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES, "it is copied");
@@ -39,8 +39,8 @@ static uint64_t word_at(int fd, uint64_t at) {
 
 #define HALF_AT(fd, field) ((uint32_t)word_at(fd, offsetof(struct monarch_control, field)))
 
-/* Whether the descriptor `control` is of the segment of the serving daemon, and `dev` is the device
- * of one of its sources. */
+/* Whether `control` is a descriptor of a serving daemon's segment `control`, and `dev` is the
+ * device of one of the daemon's sources. */
 static int is_of_source(int control, uint64_t dev) {
     if (word_at(control, 0) != MONARCH_MAGIC || HALF_AT(control, version) != MONARCH_VERSION ||
         HALF_AT(control, state) != MONARCH_SERVING)

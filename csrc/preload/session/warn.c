@@ -29,8 +29,9 @@ static int stderr_is_what_it_was(void) {
 /* bytes of an environment that are read at a time; the stack may be small */
 #define PART_BYTES 1024
 
-/* Whether the parent process has already warned. It has if it, too, was started with the library
- * and a configuration. A job has many processes, but should warn only once. */
+/* Whether the parent process has already warned. The parent counts as having warned if it, too, was
+ * started with the library and a configuration. A job has many processes, but should warn only
+ * once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
