@@ -1,6 +1,6 @@
-/* Reads files from a pack (pack.h). Members for which orders wait (ordered members) and that are
- * close together are read by a single read, as a window. Each order then copies its file from the
- * window. */
+/* Reads files from a pack (pack.h). A member is ordered while an order waits for it. Ordered
+ * members that are close together are read by a single read, as a window. Each order then copies
+ * its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
