@@ -63,9 +63,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
- * number.
- * An order for which a descriptor waits goes into the queue of files in use instead, so that it
- * does not wait behind files that are filled ahead. */
+ * number. An order for which a descriptor waits goes into the queue of files in use instead, so
+ * that it does not wait behind files that are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
