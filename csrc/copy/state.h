@@ -9,8 +9,8 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* Most bytes that one read or one write moves. This is long enough that the cost of a system call
- * does not matter, and short enough that the bytes are still in the second-level cache when they
+/* Most bytes that one read or one write moves. This is large enough that the cost of a system call
+ * does not matter, and small enough that the bytes are still in the second-level cache when they
  * are hashed and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 

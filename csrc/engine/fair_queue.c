@@ -1,5 +1,5 @@
-/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later it is due
- * again after a service. */
+/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later the rank
+ * is due again after one of its readers was served. */
 #include "engine/fair_queue.h"
 
 /* Virtual time between two services of a rank with share 1. */
