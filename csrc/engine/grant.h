@@ -15,8 +15,8 @@ void monarch_order_demanded(struct pool *p, struct worker *me);
 /* Returns whether the end of this order must wake the daemon's loop. The end of a fill must if the
  * copy was not published, because Python must find out why. The end of another order, such as a
  * DROP, must if a reader still waits for a file that was left to the loop, which may have room for
- * the file now.
- * Returns 0 if the loop was already woken since its last rest. The caller holds the pool's lock. */
+ * the file now. Returns 0 if the loop was already woken since its last rest. The caller holds the
+ * pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop from a rest or from sleep. */
 void monarch_end_rest(struct pool *p);
