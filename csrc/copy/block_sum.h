@@ -18,8 +18,8 @@ struct block_sum_stream {
     struct monarch_mac *content; /* NULL: no digest is made */
 };
 
-/* Begins a stream. content_key: NULL if no digest is needed. If memory for the digest is lacking,
- * the stream has no digest. */
+/* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
+ * If memory for the digest is lacking, none is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
 /* Ends the stream. Call this once after each monarch_block_sum_begin. out: NULL if the sums are not

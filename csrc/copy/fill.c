@@ -31,7 +31,8 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* A copy with a single block gets no digest: it would not be kept (sums.h). */
+    /* A copy with a single block gets no digest, because its digest would not be kept
+     * (serving/sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -57,7 +58,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     return f;
 }
 
-/* Reserves the copy's blocks before the first write, so that a full tier is noticed now and not
+/* Reserves the copy's space before the first write, so that a full tier is noticed now and not
  * midway. A copy that is written in one go needs no reservation, which would cost more than the
  * write. On tmpfs nothing is reserved: fallocate would first clear all the pages, while readers
  * wait. */
@@ -94,8 +95,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers: resets the slot's map, and then stores the word to which the
- * map belongs. */
+/* Makes the fill visible to readers: resets the map in the fill's slot, and then stores the slot's
+ * word, which tells readers to which copy the map belongs. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -220,10 +221,10 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Records a complete block. sum: NULL if it must be computed from the copy. Starts the write-back
- * of the block, which is awaited two blocks later, so that dirty pages never accumulate. Drops the
- * source's pages, which are not read again here; the kernel keeps the pages that a program maps or
- * reads at this moment. */
+/* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. If the
+ * file has more than MONARCH_CHUNK bytes, also starts the write-back of the block, which is awaited
+ * two blocks later, so that dirty pages never accumulate; and drops the source's pages, which are
+ * not read again here. The kernel keeps the pages that a program maps or reads at this moment. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -257,9 +258,9 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* Reads from a program's descriptor. If the program has just read the bytes, they come from the
- * page cache, and the source has no load. If the thread slept during the read, it has waited for
- * the source, so the bytes count as read from the source. */
+/* Reads from a program's descriptor. Bytes that the program has just read come from the page cache,
+ * so they do not count as read from the source. But if this thread slept during the read, it has
+ * waited for the source, and the bytes count. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -273,10 +274,10 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Closes the program's descriptor, because the program has asked for that or must not be delayed
- * any longer. The file is opened here, and the new descriptor gets the number of the program's
- * descriptor, so that other threads can go on reading. Returns 0, or -1 if the file could not be
- * opened; *status and errno say why. */
+/* Closes the descriptor that a program has handed over (`from`), because the program has asked for
+ * that or must not be delayed any longer. Opens the file first, and moves the new descriptor to the
+ * same descriptor number, because other threads may be reading from that number. Returns 0, or -1
+ * if the file could not be opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
@@ -387,9 +388,10 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The sum of the whole block is known in two cases: a peer has sent exactly this block, or the
-     * bytes from the source reach the block's end and the stream has seen all of them, because the
-     * order asks no peer. */
+    /* The sum of the whole block is known in two cases. Either a peer has sent exactly this block,
+     * along with its sum. Or these bytes came from the source and end the block, and the stream has
+     * seen all bytes of the block; if the order asked a peer, bytes from that peer may have
+     * bypassed the stream. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -422,9 +424,9 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* A copy from a single peer needs no further check: the peer checked that its file was
-     * unchanged before it sent the last block. A copy from two peers was checked as a whole by
-     * neither, so ask the source. */
+    /* A copy whose bytes all came from a single peer needs no further check: before that peer sent
+     * the last block, it checked that its file was unchanged. If several peers gave bytes, none of
+     * them has checked the copy as a whole, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

@@ -5,12 +5,12 @@
 
 /* Closes the reader's descriptor that the order holds, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
-/* Creates the copy, shows the fill to readers, and opens the source's file unless a peer is asked
- * first. Returns NULL on failure; the job then has its result. */
+/* Creates the copy and shows the fill to readers. Also opens the source's file, unless the order
+ * asks a peer or reads a pack first. Returns NULL on failure; the job then has its result. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
-/* Gets `count` units of one block, which the caller has claimed, and writes them to the copy.
- * stream: the checksum of the block's bytes so far, if all of them are moved in sequence; else
- * NULL. */
+/* Gets `count` units of one block and writes them to the copy. The caller has claimed these units.
+ * stream: the checksums of the block's bytes so far, if the caller moves all bytes of the block in
+ * sequence; else NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);
 int monarch_fill_is_over(const struct fill *f); /* whether the fill is complete or has failed */

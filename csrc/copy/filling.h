@@ -4,7 +4,7 @@
 #include "copy/block_sum.h"
 #include "copy/job.h"
 
-/* An unfinished copy. Fields marked "engine's" belong to the engine, and are used under its
+/* An unfinished copy. Fields marked "engine's" belong to csrc/engine, and are used under the pool's
  * lock. */
 struct fill {
     struct fill *next;   /* engine's */
@@ -12,7 +12,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: the unit after the one for which that reader waited */
+    uint64_t next_unit;  /* engine's: the next unit to fill ahead of that reader */
     unsigned asked_by;   /* engine's: the rank of that reader */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
@@ -25,14 +25,15 @@ struct fill {
     int gave;
     int is_last_late; /* atomic: the last block did not arrive from a peer in time */
     int lacks_pages;  /* atomic: a read from the reader's descriptor had to wait for the source */
-    int to, failed;   /* to: descriptor of the copy; failed: atomic */
+    int to, failed;   /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: block + 1 of the last two write-backs begun, the latest first */
+    /* atomic: the two blocks whose write-back was begun last, each as its index + 1, the latest
+     * first; 0: none */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
-    const unsigned char *content_key; /* NULL: no digests are needed */
-    struct monarch_digest *digests;   /* for each block, its digest; NULL: no digests are needed */
+    const unsigned char *content_key; /* key of the digests; NULL: none are made */
+    struct monarch_digest *digests;   /* for each block, its digest; NULL: none are made */
     int lacks_digest;                 /* atomic: the digest of some block could not be made */
     uint64_t source_ns; /* of a file of one unit: duration of its open and its reads */
     uint32_t *left;     /* atomic: for each block, how many of its units are not written yet */

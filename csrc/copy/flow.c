@@ -1,18 +1,19 @@
-/* Measures how many bytes threads receive from each endpoint, and how long that takes. Policies
- * choose endpoints by these numbers (NoPFS, section 4: r_j(p_j) / p_j). */
+/* Measures how many bytes threads receive from each endpoint, and how long that takes. An endpoint
+ * is either all sources together, or one peer. Policies choose endpoints by the throughput of each
+ * of the threads that use an endpoint (NoPFS, section 4: r_j(p_j) / p_j, with p_j threads). */
 #include "copy/flow.h"
 
 #include "copy/state.h"
 #include "shared/clock.h"
 
-/* Limit between fast and slow sources: a small file takes less than this from a local disk or the
- * page cache, and more from a network file system, whose server is asked twice [ns]. */
+/* Limit [ns] between fast and slow sources: a small file takes less than this from a local disk or
+ * the page cache, and more from a network file system, whose server is asked for the open and for
+ * the bytes. */
 #define FAST_NS 300000
-/* note() keeps the share of a source's files for which a condition holds, as a running mean over
- * about SHARE_STEP files in units of 1 / SHARE_ALL. */
-#define SHARE_ALL 1024U
-#define JUDGED 32U /* number of fills after which a source is judged */
-#define SHARE_STEP 32U
+/* note() computes the share of a source's recent files for which a condition holds. */
+#define SHARE_ALL 1024U /* the share if the condition holds for all files */
+#define JUDGED 32U      /* number of fills after which programs may rely on a source's share */
+#define SHARE_STEP 32U  /* the share is a running mean over about this many files */
 
 static unsigned level_of(uint32_t threads) {
     unsigned level = 31U - (unsigned)__builtin_clz(threads);

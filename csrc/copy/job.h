@@ -15,17 +15,17 @@ struct job {
     struct job *same;          /* the next order in the same hash bucket, see schedule.c */
     struct queue *queue;
     struct monarch_result result;
-    int slot; /* of the fills segment, -1 for none */
-    /* atomic: a descriptor of the file that a reader has handed over; -1 for none */
+    int slot; /* the fill's slot of the fills segment; -1 for none */
+    /* atomic: the descriptor that a reader of the file has handed over; -1 for none */
     int handed;
     int is_read;       /* the reader has read the whole file */
     int is_kept;       /* a descriptor waits for this order, see monarch_take_kept */
     uint64_t claim;    /* the number under which its file is claimed */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
-    uint32_t member;   /* index of that member */
-    /* The peers to copy from, in this order; -1 after the last one. The elements from MONARCH_ASKED
-     * on are atomic and are filled while the fill runs: a node that has no room for the file names
-     * the next one. */
+    uint32_t member;   /* index of that member in the pack */
+    /* The peers to copy from, in the sequence in which they are asked; -1 after the last one. The
+     * elements from MONARCH_ASKED on are atomic and are set while the fill runs: a node that has no
+     * room for the file names the next node to ask. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
     /* a bit for each element of `peer`, set if that peer is known to have the whole file */
     int has_it;

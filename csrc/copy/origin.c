@@ -13,23 +13,23 @@
 #include "shared/clock.h"
 
 /* How often in a row a peer may answer TIMEOUT. A live peer gives this answer if it waits for the
- * source itself and gets nothing within 0.6 s. ASKED_TRIES is for bytes for which a reader waits,
- * TRIES for all others, which can wait longer. */
-#define ASKED_TRIES 2
-#define TRIES 8
-/* How long to wait for a peer that answers COMING, which means that it is receiving the bytes from
- * the source. Asking the source here as well would serve no reader sooner and delay all others.
- * COMING_ASKED_NS, for bytes for which a reader waits, is less than the 5 s that the reader waits
- * for a live daemon. COMING_NS, for all other bytes, is as long as a thread can be spared [ns]. */
+ * source itself and gets nothing within 0.6 s. */
+#define ASKED_TRIES 2 /* for bytes for which a reader waits */
+#define TRIES 8       /* for all other bytes, which can wait longer */
+/* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the
+ * bytes from the source. Asking the source here as well would serve no reader sooner and delay all
+ * others. */
+/* For bytes for which a reader waits: less than the 5 s that the reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
+/* For all other bytes: as long as a thread can be spared. */
 #define COMING_NS 30000000000ULL
-/* A peer that is still filling the file sends the last block only when its file is complete. A
- * reader waits for that only if at most this many blocks are missing here [blocks]. */
+/* A peer that is still filling the file sends the last block only when its own copy is complete. A
+ * reader waits for the last block from a peer only if at most this many blocks are missing here. */
 #define NEAR_END 4
-/* The pause before a peer that is still starting is asked again [ns]. */
+/* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails after a reader has waited for longer than this, the reader's bytes come from the
- * source instead of from the next peer [ns]. */
+/* If a peer fails later than this [ns] after the fetch began, and a reader waits for the bytes,
+ * they come from the source instead of from the next peer. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
@@ -55,9 +55,10 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get the last block from the source at once. That is so if the
- * peer was late with this block before, or if more than NEAR_END blocks are missing here: the
- * peer's own file is then probably incomplete, too. */
+/* Returns whether a reader should get this block from the source at once, instead of waiting for
+ * the peer. That is so only for the last block, and only if the peer was late with that block
+ * before, or if more than NEAR_END blocks are missing here: the peer's own copy is then probably
+ * incomplete, too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
@@ -118,7 +119,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* The peer, too, serves bytes for which a reader waits before all others. */
+        /* tells the peer, which sends awaited bytes before all others */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
@@ -131,7 +132,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
 }
 
 /* Adds `node` to the nodes that the fill asks. The peer that was asked has no room for the file,
- * and has named `node` as the one that keeps it. Several threads may learn of the same node. */
+ * and has named `node` as the one that keeps it. Several threads may learn of the same node, which
+ * is added only once. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;

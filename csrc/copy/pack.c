@@ -1,5 +1,6 @@
-/* Reads files from a pack. Members for which orders wait (ordered members) are read at once, as a
- * window, if they are close together. Each order then copies its file from the window. */
+/* Reads files from a pack (pack.h). A member is ordered while an order waits for it. Ordered
+ * members that are close together are read by a single read, as a window. Each order then copies
+ * its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -17,26 +18,26 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The longest window, counted from the page in which it begins [bytes]. A file that a program uses
- * gets shorter windows, because the program waits until the whole window is read. */
+/* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
+/* The same for a file that a program uses: the program waits until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* The most windows that are kept. Threads use some of them; the others hold members of orders that
- * were not begun. */
+/* The most windows that are kept. Threads copy from some of them; the others contain members whose
+ * orders no thread has begun. */
 #define WINDOWS 32
-/* Size of the largest gap that is always read along with the ordered members on both sides [bytes].
- * A larger gap is read along if it is no longer than the window's ordered members before it. So at
- * most about half of a read is wasted, and members that only a header separates are read at
- * once. */
+/* A gap of at most this size [bytes] between two ordered members is always read along with them, so
+ * that members that only a header separates are in one window. A larger gap is read along if it is
+ * no longer than all ordered members before it in the window together, so that at most about half
+ * of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further members that have orders.
  * There can be such members before the window, because other threads may have begun later orders
  * first. */
 #define LOOKS_BACK 64
-/* For how long a pack is not read after a failed read [ns]. */
+/* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL
-/* Interval at which a thread that waits for another thread's read checks whether the engine stops
- * [ns]. */
+/* Interval [ns] at which a thread that waits for another thread's read checks whether the engine
+ * stops. */
 #define LOOK_NS 50000000L
 
 enum window_state { EMPTY, READING, READY };
@@ -56,11 +57,11 @@ struct pack {
     uint64_t count;
     struct monarch_member *members; /* in the order of their positions in the pack */
     uint64_t slots;                 /* a power of 2 */
-    uint32_t *slot;                 /* hash table: number + 1 of a member; 0: empty */
+    uint32_t *slot;                 /* hash table: index + 1 of a member; 0: empty */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a window was read */
     int error;              /* under the lock: errno of the last read, or 0; ESTALE is final */
-    uint64_t retry_ns;      /* under the lock: before this time the pack is not read */
+    uint64_t retry_ns;      /* under the lock: after an error, no read is tried before this time */
     uint64_t uses;
     uint8_t *is_ordered; /* under the lock, per member: whether an order waits for it */
     struct window window[WINDOWS];
@@ -88,8 +89,8 @@ static void index_members(struct pack *p) {
     }
 }
 
-/* Makes a pack, which then owns the descriptor. Returns NULL without memory; the descriptor stays
- * the caller's. */
+/* Makes a pack, which then owns the descriptor. Returns NULL without memory; the caller then still
+ * owns the descriptor. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -112,7 +113,8 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
-    posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM); /* read_window itself requests each window */
+    /* turns read-ahead off: read_window requests each window */
+    posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM);
     return p;
 }
 
@@ -249,9 +251,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties and returns the one that was used longest ago,
- * among the windows that no thread uses and no order waits for. Returns NULL if there is no such
- * window either: a window for which orders wait is kept, because it would have to be read again. */
+/* Returns an empty window. If there is none, empties and returns the least recently used of the
+ * windows that no thread uses and no order waits for. If there is none of these either, returns
+ * NULL: a window for which orders wait is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -300,8 +302,8 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     w->length = end - w->at;
 }
 
-/* Returns a window that contains this member and is ready to be read; NULL if no window is free, or
- * without memory. */
+/* Prepares a window that contains this member, for fill_window to read. Returns NULL if no window
+ * is free, or without memory. */
 static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
     uint64_t first = first_beside(p, member);
     struct window *w = free_window(p);
@@ -381,8 +383,9 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads the next window after `w`. A thread calls it while it waits for another thread to read `w`:
- * several concurrent reads hide the source's latency. Returns whether a window was read. */
+/* Reads the window of the next ordered members after `w`. A thread calls it while it waits for
+ * another thread to read `w`: several concurrent reads hide the source's latency. Returns 0 if
+ * there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -412,8 +415,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Returns the window that has the order's member, once it is read; NULL if it cannot be read, or if
- * no window is free. The caller holds the lock, which is released meanwhile. */
+/* Returns the window that contains the order's member, once that window is read; NULL if the pack
+ * cannot be read, or if no window is free. The caller holds the lock, which is released
+ * meanwhile. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -444,7 +448,7 @@ static void leave(struct pack *p, struct job *job) {
     job->pack = NULL;
 }
 
-/* Reads the order's member alone, without a window. Returns 0 or an errno. */
+/* Reads a single member into `buffer`, and keeps no window. Returns 0 or an errno. */
 static int read_alone(struct monarch_engine *e, struct pack *p, const struct monarch_member *m,
                       char *buffer) {
     struct window alone = {.at = m->offset, .length = m->size, .bytes = buffer};

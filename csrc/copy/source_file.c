@@ -19,9 +19,9 @@
 
 /* --- limits ----------------------------------------------------------------------------------- */
 
-/* Reserves the next free span of time for `n` bytes or operations, at `per_s` each second. Returns
- * when the span begins. Unused time is lost, except for the last 20 ms, which compensate for
- * threads that wake late. */
+/* Reserves the next free span of time for `n` bytes or operations, of which `per_s` are allowed
+ * each second. Returns when the span begins. Unused time is lost, except for the last 20 ms, which
+ * compensate for threads that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -104,7 +104,7 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
     }
     /* The attributes that the kernel got at the open are enough here, because the server is asked
      * again after the last byte. If they differ from the catalog's, ask the server now: some file
-     * systems know the size only then. */
+     * systems learn a file's size only from that question. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -163,10 +163,10 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* Makes the kernel drop the pages that each read brings. If they stayed, the pages of many small
- * files would fill the memory, and finding free pages would take as long as copying. posix_fadvise
- * after each file is no alternative: it may wait for all cores, and would also drop pages that
- * other processes have read, which this flag leaves alone. */
+/* RWF_DONTCACHE makes the kernel drop the pages that each read brings. If they stayed, the pages of
+ * many small files would fill the memory, and finding free pages would take as long as copying.
+ * posix_fadvise after each file is no alternative: it may wait for all cores, and would also drop
+ * pages that other processes have read. RWF_DONTCACHE leaves those pages alone. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;

@@ -1,5 +1,5 @@
-/* The source's file of an order: its open, its reads within the rate limits, and whether it is
- * still the file that the catalog describes. */
+/* Opens and reads the file of an order at the source, checks whether it is still the file that the
+ * catalog describes, and keeps the sources' rate limits. */
 #pragma once
 
 #include "copy/job.h"
@@ -7,7 +7,8 @@
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
 /* Opens the order's file at the source. Returns -1 on failure: *status gets the reason, and errno
- * the error, or 0 if the file has changed. Several threads may open the file for one order. */
+ * the error, or 0 if the opened file is not the one that the catalog describes. Several threads may
+ * open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */

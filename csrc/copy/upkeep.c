@@ -13,7 +13,7 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The part of a copy that one call reads into memory [bytes]. */
+/* How many bytes of a copy one call of page_in reads into memory. */
 #define PART_BYTES (4 * MONARCH_CHUNK)
 
 /* Computes the checksum that a fill records: the XXH3-64 of the file's block sums, each of which is
@@ -122,7 +122,8 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 
 /* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
  * part is really read instead of requested by read-ahead, because the kernel shortens such requests
- * at will. So the number of threads bounds the parts that are read at a time. */
+ * at will. A thread reads one part at a time, so the number of threads bounds how many parts are
+ * read at once. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

@@ -1,4 +1,5 @@
-/* The upkeep of copies: all orders but fills. They check, compare, drop and page in copies. */
+/* All orders but fills: they check copies, compare files at the source with the checksums of their
+ * copies, drop copies, and page copies in. */
 #pragma once
 
 #include "copy/job.h"

@@ -197,7 +197,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* else a peer that sends byte by byte would hold its thread until the time limit */
+        /* else a peer that sends byte by byte would keep the thread that asks it busy until the
+         * time limit */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
@@ -229,9 +230,9 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* Fixes two settings of malloc. By default, glibc raises its threshold for separate mappings
- * whenever a large block is freed, and makes an arena for each thread. Both would keep the memory
- * of a scan or a manifest forever. */
+/* Sets two parameters of malloc to constants. By default, glibc raises M_MMAP_THRESHOLD, the size
+ * from which a block gets its own mapping, whenever such a block is freed; and it makes an arena
+ * for each thread. Both would keep the freed memory of a scan or a manifest forever. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

@@ -1,5 +1,5 @@
-/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later it is due
- * again after a service. */
+/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later the rank
+ * is due again after one of its readers was served. */
 #include "engine/fair_queue.h"
 
 /* Virtual time between two services of a rank with share 1. */
@@ -24,7 +24,7 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* Returns the demand that waits in a slot, or 0. */
+/* Returns the demand that waits in a slot; 0 if there is none, or if a thread already serves it. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -77,8 +77,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Readers may be left in `of_ranks`: a slot whose demand was taken or answered after `of_ranks`
-     * was filled has yielded no reader in its turn. Yield them now. */
+    /* Readers may be left in `of_ranks`. At each slot with a reader of a rank, one of them is
+     * yielded; but a slot whose demand was taken or answered after `of_ranks` was filled was passed
+     * without yielding one. Yield the readers that are left. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -10,7 +10,7 @@ struct fair_queue {
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* for each rank, the slot after that of the rank's reader that was served last */
+    /* by rank: the slot after the one in which the rank's last served reader waited */
     uint8_t next[MONARCH_RANKS];
 };
 
@@ -29,7 +29,7 @@ void monarch_served(struct fair_queue *q, unsigned rank);
 struct waiting {
     uint64_t demand, due;
     uint8_t place;  /* slot of the demand */
-    uint8_t behind; /* distance of the slot from `next` of its rank [slots] */
+    uint8_t behind; /* how many slots the demand's slot comes after `next` of its rank */
     uint8_t rank;   /* 0: no rank */
 };
 
@@ -38,7 +38,8 @@ struct waiting {
  * the reader whose rank is due first, whichever rank that is. */
 struct line {
     const struct fair_queue *queue;
-    /* per slot; a demand that equals `taken` is being served, so its reader is skipped */
+    /* Both by slot. demand: the demand that waits. taken: the demand that a thread already serves,
+     * whose reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
     /* number of readers in `of_ranks`, which is filled when the iterator meets the first reader of
@@ -51,5 +52,5 @@ struct line {
 void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t *demand,
                      const uint64_t *taken, unsigned first);
 int monarch_next_waiting(struct line *l, struct waiting *w); /* returns 0 at the end */
-/* Charges the reader's rank for one service; returns the slot at which the next scan starts. */
+/* Charges the reader's rank for one service; returns the slot at which the next search starts. */
 unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);

@@ -13,7 +13,7 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* A size that fits into no tier; sums of smaller sizes do not overflow [bytes]. */
+/* A file size [bytes] that fits into no tier. Sums of smaller sizes do not overflow. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two");
@@ -103,7 +103,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     return job;
 }
 
-/* Orders a fill of the entry; returns whether it did. The caller holds both locks. */
+/* Orders a fill of the entry; returns whether it did. The caller holds the writer's lock and the
+ * pool's. */
 static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct job *job = monarch_place_granted(p, c, id);
     if (job)
@@ -148,7 +149,8 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
     struct monarch_writer *w = p->shared.writer;
-    /* while the catalog grows, its writer holds this lock for a long time */
+    /* The wait for this lock is limited: while the catalog grows, its writer holds the lock for a
+     * long time. */
     int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
@@ -219,8 +221,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->is_kept ? MONARCH_OWN : 0;
 }
 
-/* Writes the homes of entries into the catalog, where programs see them too. A home says which node
- * keeps the file. */
+/* Writes into the catalog, where programs see it too, from where this node fills each file: from
+ * the source or from another node. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

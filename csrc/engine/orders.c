@@ -62,9 +62,9 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Puts the orders of `fresh`, which no other thread sees yet, into a queue. Returns their number.
- * An order for which a descriptor waits goes into the queue of files in use instead, so that it
- * does not wait behind files that are filled ahead. */
+/* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
+ * number. An order for which a descriptor waits goes into the queue of files in use instead, so
+ * that it does not wait behind files that are filled ahead. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -125,8 +125,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* Only orders that no program wants are withdrawn. An order that has a descriptor, or for
-         * which one waits, stays like one in use: a program has read that file. */
+        /* Withdraw no order whose file a program uses. That includes an order that has a
+         * descriptor, or for which a descriptor waits: a program has read that file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

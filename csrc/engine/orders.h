@@ -11,6 +11,6 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 /* Puts the order into one of the queues `to`, which are indexed by way. The caller holds the pool's
  * lock, and wakes threads afterwards (waking.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
-/* Adds the order to the counts of orders without a result (more = 1), or takes it off them (more =
- * -1). The caller holds the pool's lock. */
+/* Adds the order to the counts of orders whose results Python has not taken (more = 1), or removes
+ * it from these counts (more = -1). The caller holds the pool's lock. */
 void monarch_count(struct pool *p, const struct job *job, int more);

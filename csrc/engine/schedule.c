@@ -9,10 +9,11 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Number of peer threads that must stay free for other peers, even if readers wait for the fills
- * from one peer. */
+/* Work for which a reader waits may exceed its peer's share of the threads, but only while more
+ * than this many threads for peers are free, so that the last ones stay free for other peers. */
 #define KEPT_FREE 4
-/* Most orders that one search may pass over, because it holds the pool's lock. */
+/* The most orders that one search passes over. The search must be short, because it holds the
+ * pool's lock. */
 #define MOST_PASSED 64
 
 /* --- orders by entry -------------------------------------------------------------------------- */
@@ -137,9 +138,9 @@ enum monarch_way monarch_way_of(const struct job *job) {
 }
 
 /* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
- * as many as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded peer leaves
- * some threads to the other peers, and a single busy peer gets two thirds of all threads. `at` is
- * the peer at which the thread is now; the thread may always stay there. */
+ * as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded
+ * peer leaves some threads to the other peers, and a single busy peer gets two thirds of all
+ * threads. `at` is the peer at which the thread is now; the thread may always stay there. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
@@ -151,9 +152,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work without a waiting reader. The work also gets only a share of the width at
- * each peer, so that one slow peer leaves part of the width to the others, however small the width
- * is. */
+/* Like can_ask, for work for which no reader waits. The width (struct pool) is shared among the
+ * peers by the same rule, so that one slow peer leaves part of the width to the others, however
+ * small the width is. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -197,8 +198,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* The unit is checked, because a client may write any number. A file of more than
-     * MONARCH_FILL_UNITS units has no map, so its copy is read only once it is complete. */
+    /* The unit is checked, because a client may write any number into its demand. A file of more
+     * than MONARCH_FILL_UNITS units has no map, so its copy is read only once it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -210,15 +211,17 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* The thread that claimed the unit answers its readers when the unit is done. If it did that
-     * before this demand was made, nobody else would answer this demand, so do it here. */
+    /* The thread that claimed the unit answers the unit's readers when the unit is done. If that
+     * answer came before this demand was made, nobody else will answer this demand, so answer it
+     * here. Also answer a demand for a unit that no map has. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread should look at this demand, which has no order. */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order: the
+ * demand was not refused before. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -262,7 +265,8 @@ static uint64_t unit_ahead(struct fill *f) {
 
 /* Returns the fill whose next unit is to be filled before a reader asks for it, or NULL. *first
  * gets the first fill in the list that could be served. A later fill is returned instead only if
- * the readers of both belong to ranks, and the rank of the later fill is due earlier. */
+ * the readers of both fills belong to ranks, and the rank of the later fill's reader is due
+ * earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;
@@ -378,9 +382,10 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders from the front of the queue to its end while the first order's file is being read at
- * the source by a program that will hand it over. A fill would open such a file a second time.
- * Returns whether even the order that is first afterwards must wait for such a program. */
+/* Moves orders from the front of the queue to its end, as long as the first order's file is being
+ * read at the source by a program that will hand over its descriptor. A fill would open such a file
+ * a second time. Returns whether even the order that is first afterwards must wait for such a
+ * program. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -422,7 +427,7 @@ static int is_within_width(const struct pool *p, enum monarch_way way) {
     return p->unasked[way] < p->width[way];
 }
 
-/* Takes an order or a block for which no reader waits. */
+/* Takes work for which no reader waits: a unit ahead of a reader, a block, or an order. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     int is_ahead =
@@ -430,8 +435,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* Units that are filled before a reader asks for them do not count as unasked if they come from
-     * a peer: the reader will soon wait for them, and there are enough threads for peers. */
+    /* A thread that fills a unit ahead of a reader from a peer is not counted against the width:
+     * the reader will soon wait for the unit, and there are enough threads for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

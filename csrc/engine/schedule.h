@@ -5,8 +5,8 @@
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 
-/* Returns whether readers may wait for an order of this kind. Orders of
- * these kinds can be found by their entries from monarch_remember until they begin. */
+/* Returns whether readers may wait for an order of this kind. Orders of these kinds can be found by
+ * their entries, from the call of monarch_remember until they begin. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */
@@ -33,10 +33,10 @@ void monarch_remove_fill(struct pool *p, const struct fill *f);
 
 struct work {
     struct job *job;   /* the order to begin, or NULL */
-    struct fill *fill; /* if job is NULL: the fill, of which to move a unit or a block */
+    struct fill *fill; /* if job is NULL: the fill of which one unit or one block must be moved */
     uint64_t unit, block;
-    int is_unit;
-    int leaves_nobody; /* once this work is taken, all threads of the caller's kind have work */
+    int is_unit;       /* whether it is a unit */
+    int leaves_nobody; /* with this work, all threads that have the caller's roles have work */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);

@@ -14,35 +14,36 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Number of results of published copies that accumulate before the daemon is rung: RESULTS_AWAITED
- * if it waits for results, else RESULTS_AT_ONCE. A daemon that waits is also rung when fewer than
- * ORDERS_LEFT orders are queued, because it may have more orders. */
-#define RESULTS_AWAITED 64
-#define RESULTS_AT_ONCE 512
+/* Number of results of published copies that accumulate before the daemon is rung. */
+#define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
+#define RESULTS_AT_ONCE 512 /* if it does not */
+/* A daemon that waits for results is also rung when fewer orders than this are queued, because it
+ * may have more orders. */
 #define ORDERS_LEFT 64
-/* For this long after a reader has waited for a unit of a file, the file is moved unit by unit
- * instead of in longer runs [ns]. */
+/* For this long [ns] after a reader has waited for a unit of a file, the file is moved unit by unit
+ * instead of in longer runs. */
 #define ASKED_NS 500000000ULL
 /* Size of a thread's stack [bytes]. A small one is enough: file content goes into a separate
  * buffer. */
 #define STACK_BYTES (256 * 1024)
-/* After this long without work, a thread returns the memory of its buffer [ns]. */
+/* After this long [ns] without work, a thread returns the memory of its buffer. */
 #define KEEPS_NS 1000000000ULL
-/* Interval at which a thread looks again at an order whose file a program is still reading [ns]. */
+/* Interval [ns] at which a thread looks again at an order whose file a program is still reading. */
 #define READER_NS 50000000ULL
-/* After work, a thread rests for REST times as long as the work took, but for at most MOST_REST_NS
- * [ns]. */
+/* If pool.rests is set, a thread for the sources sleeps after work for which no reader waited: REST
+ * times as long as the work took, but at most MOST_REST_NS. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
-/* Delay before the next attempt if a thread could not be started (RLIMIT_NPROC, memory) [ns]. */
+/* If a thread could not be started (RLIMIT_NPROC, memory), the next attempt is made after this long
+ * [ns]. */
 #define RETRY_NS 1000000000ULL
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
 /* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
- * it is not rung again before it has. A result whose copy was published here need not be taken at
- * once: it waits until more have accumulated, so that not every file costs an iteration of the
- * daemon's loop. */
+ * it is not rung again before it has taken them. A result whose copy was published here need not be
+ * taken at once: it waits until more have accumulated, so that not every file costs an iteration of
+ * the daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -80,8 +81,8 @@ static void push_result(struct pool *p, struct job *job) {
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* While the catalog grows, the lock is held for a long time. This thread then does not wait for
-     * the lock: Python publishes the copy when it takes the result. */
+    /* While the catalog grows, the writer's lock is held for a long time. This thread then soon
+     * gives up on the lock, and Python publishes the copy when it takes the result. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);
@@ -128,8 +129,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* This thread would have taken any such work itself. Any work that seems to be left is an order
-     * whose file a program is still reading, so no other thread is woken for it. */
+    /* A thread with the role DOES_ALL would have taken any work of that role itself. What seems to
+     * be left is an order whose file a program is still reading, so no other thread is woken for
+     * it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -140,8 +142,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work, and orders fills for the demands without an order that it finds on
- * the way. Returns 0 if there is no work. */
+/* Finds the caller's next work. If it finds demands on the way whose files have no order, orders
+ * fills for them. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -242,8 +244,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* A file of one unit is moved at once. A larger one is left to threads without more urgent
-         * work: this thread may have begun it only because a reader waits. */
+        /* A file of one unit is moved at once, and so is a file that comes with a reader's
+         * descriptor. Any other file is left to threads without more urgent work: this thread may
+         * have begun the file only because a reader waits. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -288,8 +291,8 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must look again without a ring; 0 for never. There is
- * no ring when a reader's claim ends, or when the thread's buffer should be given back. */
+/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. There is no
+ * ring when a reader's claim ends, or when the thread's buffer should be given back. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -324,7 +327,7 @@ static void *work(void *arg) {
 }
 
 /* A thread's buffer takes as much memory as the largest file that the thread has moved, because
- * only touched pages take memory. Huge pages would take all of it at once. */
+ * only touched pages take memory. With huge pages, the whole buffer would take memory at once. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

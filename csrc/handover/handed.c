@@ -14,7 +14,8 @@
 
 /* --- the descriptor --------------------------------------------------------------------------- */
 
-/* Returns whether the path is spelled as the scan would spell it. */
+/* Returns whether the path is spelled as the scan would spell it: no component is empty, "." or
+ * "..". */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
         end = strchrnul(at, '/');
@@ -90,9 +91,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. There may be none to find yet: policy sets the file's
- * state before it submits the order, and a thread begins an order before it enters the fill in the
- * list. */
+/* Finds the order of a file that is FILLING. For a moment, there may be none to find: policy sets
+ * the file's state before it submits the order, and a thread takes an order out of its queue before
+ * it adds the fill to the list of fills. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))

@@ -3,7 +3,7 @@
 
 #include "engine/schedule.h"
 
-/* Takes the place of an entry's number if the catalog does not know the file. */
+/* Stands in for the number of the file's entry while the catalog does not know the file. */
 #define MONARCH_NO_ENTRY UINT64_MAX
 
 struct handed {
@@ -13,20 +13,19 @@ struct handed {
     uint64_t claim; /* number under which the file is claimed (clients/claims.h) */
     /* attributes of a file without an entry; of any other file, only `ino` is set */
     struct monarch_entry entry;
-    /* Fields of a descriptor that waits for an order (kept.c). since_ns: when it was received.
-     * is_told: policy knows of the file since iteration `told_at` of the daemon's loop. is_ordered:
-     * the order exists, and no thread has begun it. */
-    uint64_t since_ns;
+    uint64_t since_ns; /* when the descriptor was received */
+    /* The next three fields are used while the descriptor waits for an order (kept.c). is_told:
+     * policy knows of the file. is_ordered: the order exists, and no thread has begun it. */
     int is_told, is_ordered;
-    uint32_t told_at;
+    uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
     uint64_t renames;    /* count of directory renames before the path was looked up */
     struct handed *next; /* in the list of descriptors to be closed */
     char path[];
 };
 
 /* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, if it is no regular file, if it is not the file at the path that came with it, or without
- * memory. */
+ * open, in three cases: the descriptor is not of a regular file, it is not of the file at the path
+ * that came with it, or memory is lacking. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */

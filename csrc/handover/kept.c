@@ -1,8 +1,8 @@
-/* Descriptors that programs have handed over and that wait until there is an order to fill their
- * file. There is none yet because policy has granted no room, or has not learned of the file and
- * ordered the fill. When a thread begins the order, the order takes the descriptor, so the file
- * need not be opened at the source. Until then, the program can ask for the descriptor to be closed
- * at any time. */
+/* The table of descriptors that programs have handed over and that wait for an order to fill their
+ * file. There is no order yet because policy has granted no room for the file, and has not ordered
+ * the fill itself, for example because it has not learned of the file yet. When a thread begins the
+ * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
+ * the program can ask for the descriptor to be closed at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -21,16 +21,15 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The table holds at most KEPT descriptors, and at most 1 / SHARE of the descriptors that the
- * process may have. */
+/* The most descriptors in the table. */
 #define KEPT 768
+/* The table also has at most 1 / SHARE of the descriptors that this process may have open. */
 #define SHARE 4
-/* A descriptor that still has no order is closed once two limits have passed: ORDER_NS since it
- * came [ns], and ITERATIONS iterations of the daemon's loop since policy learned of its file. */
-#define ORDER_NS 50000000ULL
-#define ITERATIONS 2
-/* Interval at which the thread looks at the table: the longest wait of a program that wants its
- * descriptor closed [ns]. */
+/* A descriptor that still has no order is closed once both of these limits have passed. */
+#define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */
+#define ITERATIONS 2         /* iterations of the daemon's loop since policy learned of the file */
+/* Interval [ns] at which the table's thread goes through the table. A program that wants its
+ * descriptor closed waits at most this long until the thread notices that. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 

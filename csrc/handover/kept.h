@@ -20,8 +20,8 @@ void monarch_note_kept(struct pool *p, struct job *job);
  * program has asked for that descriptor back. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
-/* monarch_end_kept stops the table's thread. monarch_join_kept returns whether the thread has ended
- * by `until`. */
+/* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.
+ * monarch_join_kept returns whether the thread has ended by `until`. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors in the table, and frees the table. */

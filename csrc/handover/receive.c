@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
- * A descriptor comes with the number of its file's entry, and neither is trusted: the fill checks
- * that the descriptor is of the file that the catalog describes, as it does for a descriptor that
- * it opened itself. The threads have no other work, so that a descriptor is closed soon. That
- * matters because a lock of the open file description (flock) lasts until the last of its
- * descriptors is closed. */
+ * A descriptor comes with the number of its file's entry, or with the file's path. None of these is
+ * trusted: the fill checks that the descriptor is of the file that the catalog describes, as it
+ * does for a descriptor that it opened itself. The threads have no other work, so that a descriptor
+ * is closed soon. That matters because a lock that the program has on the open file description
+ * (flock) lasts until the last descriptor of that description is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* Number of threads, and so of files that are copied at a time. Most of a copy's time goes to
- * waiting for the source, which must confirm that the file is unchanged. */
+/* The most threads, and so the most files that are copied at a time. There may be many, because a
+ * thread mostly waits for the source, which must confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -59,8 +59,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until policy orders the file's fill. Closes it instead if another order
- * fills the file, if the program has asked for the descriptor back, or if the table of waiting
+/* Keeps the descriptor until policy orders the file's fill. Closes it instead if no order will need
+ * it (another order fills the file, or the file needs no fill), if the descriptor and the entry are
+ * of different files, if the program has asked for the descriptor back, or if the table of waiting
  * descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
@@ -93,8 +94,8 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Gives up on a descriptor that cannot be used, and requests a copy of the file from policy
- * instead. fd: -1 if the descriptor was not received, because this process has as many as it may
- * have. */
+ * instead. fd: -1 if the descriptor was not received, because this process has as many descriptors
+ * as it may have. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -114,8 +115,8 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Adds a descriptor to the epoll set, or arms it again. Each message wakes one thread; the end
- * wakes all. */
+/* Adds a socket or `end` to the epoll set, or arms it again. Each message wakes one thread; `end`
+ * wakes all threads. */
 static int watch(const struct handovers *h, int fd, int how) {
     struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
                                 .data.fd = fd};

@@ -1,5 +1,5 @@
-/* Finds entries of the catalog: those of files with given names, and those of a directory's files
- * without a copy. */
+/* Finds entries of the catalog: those of given paths, and those of the files in a directory that
+ * have no copy. */
 #include <string.h>
 
 #include "clients/claims.h"

@@ -50,8 +50,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`, after the names of directories that were listed
- * before. */
+/* Returns the first free index in `names`. Before it are the names of sources with numbers below
+ * `from`, which were listed by an earlier call. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -218,8 +218,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Without a listing, the catalog may know only some of the directory's names, and their entries
-     * may be anywhere in it. */
+    /* Without a listing, the catalog may know only some of the directory's names, and the entries
+     * of these names may be anywhere in the catalog. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -268,9 +268,9 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
         /* The times are stored before the names are compared, so that the next call sees a change
-         * in between. While the catalog has no listings, the old times stay, so that the directory
-         * counts as changed in each call: the scan may still add names that it looked at before the
-         * change. */
+         * that happens during the comparison. While the catalog has no listings, the old times
+         * stay, so that the directory counts as changed in each call: the scan may still add names
+         * that it looked at before the change. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -11,8 +11,8 @@ void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
     /* The slot or the stamp of a removed copy still leads to this entry. But the entry must forget
-     * the copy's inode number. A larger catalog would otherwise index that number again, under the
-     * tier of the entry's next copy. */
+     * the copy's inode number. Otherwise, when the entries move to a larger catalog, that number
+     * would be indexed again, under the tier of the entry's next copy. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -53,7 +53,8 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
          * the removal, for descriptors of the copy that are still open. If the file system has
-         * given the number to a new copy, no such descriptor is left. */
+         * given the number to a new copy, no such descriptor is left, and the entry of the dropped
+         * copy must forget the number. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -84,8 +85,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 
 /* A client may mark a change after this function has read the filter. No stale copy becomes visible
  * then, because every open checks the filter itself. Python checks the filter again when it takes
- * the result, and frees the room of such a copy. It must check there: it may have processed the
- * mark earlier, when the file was not PRESENT yet. */
+ * the result, and frees the room of such a copy. Python must check at that time, because it may
+ * have processed the mark earlier, when the file was not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -1,13 +1,14 @@
-/* The catalog's writer: one thread at a time writes, into the generation that clients use. */
+/* The catalog's writer. One thread at a time writes the catalog, always in the generation that
+ * clients use. */
 #pragma once
 
 #include <pthread.h>
 
 #include "native.h"
 
-/* The threads that write are Python's, which adds entries and makes decisions, and the copying
- * threads, which publish their copies and order fills within Python's grants. Readers take no
- * lock. */
+/* Python's thread writes when it adds entries or makes decisions. The engine's threads write when
+ * they publish copies, and when they order fills or add handed-over files within Python's grants.
+ * Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
@@ -47,6 +48,6 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Sets which node fills a file that nodes share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
+/* Sets from where this node fills a file that nodes share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

@@ -1,4 +1,4 @@
-/* Batches of entries that a scan's threads have found, until Python takes them. */
+/* Collects in batches the entries that a scan's threads find, until Python takes them. */
 #include <stdlib.h>
 #include <string.h>
 

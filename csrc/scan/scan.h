@@ -7,29 +7,30 @@
 #include "shared/pace.h"
 
 #define BATCHES_AHEAD 8 /* batches that may be ready for Python before the threads wait */
-/* How long a thread collects entries before it hands them to Python, and the least time between two
- * rings of Python's doorbell, unless several batches are ready [ns]. It is short because fills wait
- * for these entries. */
+/* How long [ns] a thread collects entries before it hands them to Python. Also the least time
+ * between two rings of Python's doorbell, unless several batches are ready. It is short because
+ * fills wait for these entries. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* Number of portions that may be queued for each thread but one. Once so many are queued, the
- * thread that lists the directory looks at the next names itself. */
+/* Number of portions that may be queued for each thread other than the one that lists the
+ * directory. Once so many are queued, the listing thread looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list (`names` is 0), or a portion of a directory's names to look at. is_first: the
- * scan begins with this directory, so no listing above has reported it. is_wanted: the task comes
- * before all tasks that are not wanted. `path` is relative to the source's root, and "" for the
- * root itself. */
+/* A directory to list, or a portion of a directory's names to look at. */
 struct task {
     struct task *next;
+    /* is_first: the scan begins with this directory, so no listing of a parent directory has
+     * reported it. is_wanted: the task comes before all tasks that are not wanted. */
     int is_first, is_wanted;
     int is_settled; /* the directory has not changed since the scan's `since_ns` */
-    uint32_t names;
+    uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position in the directory of the portion's first name */
-    size_t text;    /* length of `path` with its NUL, and of the names after it */
-    char path[];    /* the directory's path, then the inode number and the name of each file */
+    size_t text;    /* number of bytes used in `path` */
+    /* the directory's path, relative to the source's root ("" for the root itself), with its NUL;
+     * then, for each name of a portion, the inode number and the name with its NUL */
+    char path[];
 };
 
 /* Tasks, oldest first. `portions` is the number of tasks in the queue that are portions. */
@@ -52,8 +53,9 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    struct queue portions; /* oldest first, so that the catalog's order is close to the source's */
-    struct task *todo;     /* directories, newest first: the tree is walked depth first */
+    /* oldest first, so that the order of the catalog's entries is close to that of the listings */
+    struct queue portions;
+    struct task *todo; /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
     struct want wants[WANTS];
     unsigned next_want;
@@ -104,8 +106,8 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
  * itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be looked at now
- * (monarch_scan_allow). monarch_count_looks subtracts them from the names that may still be looked
- * at. The caller holds the lock. */
+ * (monarch_scan_allow). monarch_count_looks subtracts their number from how many names may still be
+ * looked at. The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */

@@ -28,7 +28,8 @@ static int leads_through(const char *path, const char *above) {
 }
 
 /* Returns whether a want covers the directory. A want covers the wanted directory, and all
- * directories above it, through which the walk reaches it. */
+ * directories above it, through which the walk reaches it. A deep want also covers all directories
+ * below it. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -209,8 +210,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* wanted == 0 keeps the rest of the last allowance, which the threads may not have used yet.
-     * Only an allowance of all names ends now. */
+    /* wanted == 0 keeps what the threads have not used yet of the last allowance for wanted
+     * directories, unless that was an allowance of all names, which ends now. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

@@ -78,8 +78,8 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 /* Reports a directory again once all its names are read, with the number of names and the
  * directory's current attributes. If the attributes differ from those that were read before the
  * names, the directory has changed meanwhile, and the names may match neither state; so the catalog
- * drops their number. Only a scan of the whole source reports directories again, because listings
- * are made only once (monarch_catalog_list). */
+ * drops the number of names. Only a scan of the whole source reports directories again, because
+ * listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -245,7 +245,7 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* Margin for the granularity of a server's times and for the error of its clock [ns]. */
+/* Margin [ns] for the granularity of a server's timestamps and for the error of its clock. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {
