@@ -25,7 +25,7 @@
  * less than receiving them in parts with a sleep in between. This delays no reader: a reader needs
  * the whole answer, and the thread is woken when the last bytes of it are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
-/* If bytes arrive more slowly, the waiting thread wakes after this time [ns]. */
+/* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
 #define WAKE_NS 200000000ULL
 
 #ifndef SO_BUF_LOCK

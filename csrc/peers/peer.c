@@ -13,8 +13,8 @@
 #define IDLE_LINKS 16
 /* Answers of at least this size use slots [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
-/* Number of slots: so many large answers are requested at a time. More would not arrive sooner, and
- * each wake-up on either side would handle fewer bytes. */
+/* Number of slots: at most so many large answers are requested at a time. More would not arrive
+ * sooner, and each wake-up on either side would handle fewer bytes. */
 #define LARGE_AT_ONCE 4
 /* Number of large answers that are requested on one link at a time. The second request arrives
  * before the first answer has been sent. So the sender's socket never runs empty, and the kernel

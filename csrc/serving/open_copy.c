@@ -15,8 +15,8 @@
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long, the sources count as stuck [ns]: the peer is told
- * to read the source itself. This time and the time limit of an answer together are less than the 2
- * s that a reader may wait in such a case. */
+ * to read the source itself. This time and the time limit of an answer add up to less than the 2 s
+ * that a reader may wait in such a case. */
 #define STUCK_NS 1000000000ULL
 /* Most times that is_meant reads a file's attributes. It reads them again if they changed while it
  * read them. */

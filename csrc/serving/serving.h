@@ -5,8 +5,8 @@
 #include "peers/peers.h"
 
 /* What a node can give to peers: complete copies, copies that are being filled from the source, and
- * files that the node keeps but has not copied yet. If a peer asks for a file without a copy that
- * the node keeps, the node fills it, as if one of its own programs had opened it. */
+ * files that the node keeps but has not copied yet. If a peer asks for a file that the node keeps
+ * but has not copied yet, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
 /* MONARCH_ROTTEN: most rotten copies that are remembered until monarch_holdings_rotten returns
@@ -15,7 +15,8 @@ struct monarch_holdings;
  * be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* Who keeps a file. A node answers requests for a file of which it has no copy accordingly. */
+/* Who keeps a file. This decides a node's answer to a request for a file of which it has no
+ * copy. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
