@@ -14,9 +14,10 @@
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] into out[i], for all i below `n`. At most
  * `in_flight` reads are in flight at once. The calling thread reads too; the process keeps the
  * other threads for later calls. If few reads of the last call had to wait for a device, the other
- * threads are woken only once a read has to wait. Returns `n`. If a read fails, returns the number
- * of the first one that failed; *error is then its errno, or 0 if its file ended too early. After a
- * failure no further reads begin, and the call returns once those in flight have ended. */
+ * threads are woken only once a read has to wait. Returns `n`. If reads fail, returns the smallest
+ * `i` of a read that failed; *error is then that read's errno, or 0 if its file ended too early.
+ * After a failure no further reads begin, and the call returns once the reads in flight have
+ * ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);

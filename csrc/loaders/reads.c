@@ -13,8 +13,8 @@
 #define STACK_BYTES (256 << 10)
 
 /* A read counts as slow if its thread slept and it took longer than this plus 1 ns per byte [ns]:
- * it has then waited for a disk or a network. Reads from memory take a tenth of that. If they take
- * longer, the thread had to wait for a processor, and such a wait does not count as sleep. */
+ * it has then waited for a disk or a network. A read from memory takes a tenth of that. If it takes
+ * longer, its thread had to wait for a processor, and such a wait does not count as sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no
@@ -23,10 +23,10 @@ struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
     char *const *out;
-    uint64_t n, next; /* next: number of the first read that no thread has begun; atomic */
+    uint64_t n, next; /* next: index of the first read that no thread has begun; atomic */
     uint64_t slow;    /* number of slow reads; atomic */
     /* The following fields are used under the lock. */
-    uint64_t failed; /* number of the first read that failed; `n` if none has */
+    uint64_t failed; /* smallest index of a read that failed; `n` if none has */
     int error;       /* its errno */
     int wanted;      /* number of threads that may still join */
     int at_work;     /* number of threads that work on it, not counting the caller's */

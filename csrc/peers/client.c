@@ -15,17 +15,17 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The most outstanding requests. These, and the frames of their answers, always fit into the
- * buffers of the sockets. So two ends that both send never block each other. */
+/* The most requests that are outstanding on a link. These, and the frames of their answers, always
+ * fit into the buffers of the sockets. So two ends that both send never block each other. */
 #define AHEAD 64
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* Number of bytes for which a waiting thread is woken: taking them at once costs less than taking
- * them in parts with a sleep in between. If bytes arrive more slowly, the thread wakes after
- * WAKE_NS [ns]. This delays no reader: a reader needs the whole answer, and the thread is woken
- * when the last bytes of it are there. */
+/* A waiting thread is woken once this many bytes have arrived [bytes]: receiving them at once costs
+ * less than receiving them in parts with a sleep in between. This delays no reader: a reader needs
+ * the whole answer, and the thread is woken when the last bytes of it are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
+/* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
 #define WAKE_NS 200000000ULL
 
 #ifndef SO_BUF_LOCK
@@ -40,13 +40,16 @@ struct monarch_peer_link {
     int fd;
     /* bound_ms: whichever of the two limits applies now */
     uint32_t first_byte_ms, between_ms, bound_ms;
-    /* frames received and requests sent: these are the numbers of the next seals */
+    /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
+     * the number of the next seal in its direction */
     uint64_t frames, tag;
-    /* says: used by the thread that sends requests; the others: by the thread that takes answers */
+    /* `says` is used by the thread that sends requests, `hears` and `content` by the thread that
+     * receives answers */
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark, as last set */
     char *buffer; /* of the running fetch */
-    /* range of `buffer` with the bytes of a small answer that were not taken yet */
+    /* [from, until): the part of `buffer` that has received bytes of a small answer which were not
+     * parsed yet */
     size_t from, until;
 };
 
@@ -123,7 +126,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the request with number `tag`. The caller counts l->tag up for the next one. */
+/* Makes the request with number `tag`. The caller increments l->tag for the next one. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -229,8 +232,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 }
 
 /* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
- * bytes go to the end of the buffer, since they are later moved to its beginning. No byte after the
- * answer is received, unless the answer is an END alone, which is shorter than the call allows. */
+ * bytes go to the end of the buffer, since they are later moved to its beginning. The call receives
+ * at most as many bytes as a complete answer has, so no bytes of the next answer. Only if this
+ * answer is an END alone could bytes after it be received. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());

@@ -12,9 +12,10 @@
 #include "peers/connection.h"
 #include "shared/xxh3.h"
 
-/* After YIELD_BYTES, the thread continues with another connection. After STAY_BYTES, the server
- * checks whether a thread may still stay with this one [bytes]. */
+/* After sending this much on a connection, the thread continues with another one [bytes]. */
 #define YIELD_BYTES (4 << 20)
+/* After sending this much on a connection on which it may block, the thread checks whether it still
+ * may stay with that connection [bytes]. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -194,10 +195,11 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. If the piece is a whole block, they were usually recorded
- * when its copy was made, so that the receiver notices bytes that have rotted since. Otherwise they
- * are computed from the bytes. bytes: the piece in memory, or NULL to read it from the file.
- * Returns CUT if there is no sum, because the receiver rejects bytes without one. */
+/* Gets the sum and the digest of a piece. For a whole block, these are the ones that were recorded
+ * when the copy was made, if they are known; so the receiver notices bytes that have rotted since.
+ * In all other cases they are computed from the bytes. bytes: the piece in memory, or NULL to read
+ * it from the file. Returns CUT if there is no sum, because the receiver rejects bytes without
+ * one. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -226,15 +228,16 @@ static int is_sound(const connection *c, stage_t *stage) {
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
-/* Returns whether a small answer is completely there and no byte of it was sent. */
+/* Returns whether the answer is small, all its bytes are there, and none of them was sent yet. */
 static int is_small(const connection *c, uint64_t there) {
     return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
            there >= c->end && c->piece_end == c->end;
 }
 
 /* Sets the connection's state after one call has sent `sent` bytes of DATA, content, SUM and END,
- * as if each part had been sent separately. If no byte of SUM and END was sent, they are made again
- * later, and the numbers of their seals can be used again. */
+ * as if each part had been sent separately. If the content was not sent completely, no byte of SUM
+ * and END was sent either. They are then made again later, with the same numbers for their
+ * seals. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -368,9 +371,9 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. Blocking in sendfile, which has no flags for one call, is
- * the cheapest way to wait: it needs no further call, no high-resolution timer, and no second
- * look-up of the pages that were not sent. */
+/* Sets whether calls on the socket block. The socket has this setting because sendfile has no flag
+ * for it. Blocking in sendfile is the cheapest way to wait: it needs no further call, no
+ * high-resolution timer, and no second look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

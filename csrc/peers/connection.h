@@ -44,17 +44,21 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    /* requests received and frames made so far: these are the numbers of the next seals */
+    /* heard: number of requests received so far; said: number of frames made so far. Each is also
+     * the number of the next seal in its direction */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     unsigned frames, sent; /* frames in `out`; bytes of them that were sent */
     struct monarch_peer_opened file;
-    uint64_t at, end, frame_end, piece, piece_end; /* a piece is the range that one SUM covers */
-    int blocks;                                    /* whether calls on the socket block */
+    /* Positions in the file. at: the next byte to send. end: the end of the requested range.
+     * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece, which is
+     * the range that one SUM covers. */
+    uint64_t at, end, frame_end, piece, piece_end;
+    int blocks; /* whether calls on the socket block */
 };
 
-/* The arguments of monarch_peer_step. The threads of one server share them, except the fields
- * that each thread has for itself. */
+/* The arguments of monarch_peer_step. The threads of one server share what the pointers lead to,
+ * except where a field is the thread's own. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
@@ -77,16 +81,16 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 
 /* --- server.c --------------------------------------------------------------------------------- */
 
-/* Makes the connections that wait for this file check again. Call this when the answers of `files`
- * about the file may have changed. */
+/* Makes the connections that wait for this file call the callbacks (struct monarch_peer_files)
+ * again. Call this when the callbacks' answers about the file may have changed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes connections check again if `open` has answered LATER to them and `is_settled` returns true
- * for their request. */
+/* Makes each connection call `open` again if `open` has answered LATER to it and `is_settled`
+ * returns true for its request. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);
 struct monarch_peer_server *monarch_peer_serve(const struct monarch_peer_files *files,
                                                const struct monarch_peer_bounds *bounds,
                                                const unsigned char *content_key);
-/* closes all connections, joins the threads, frees the server */
+/* Closes all connections, joins the threads and frees the server. */
 void monarch_peer_end(struct monarch_peer_server *s);

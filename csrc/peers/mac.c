@@ -30,7 +30,8 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    /* no call has failed since `begin`; otherwise a broken library could make all MACs equal */
+    /* 1: no call has failed since `begin`. This is checked because the MACs that a broken library
+     * computes could all be equal */
     int works;
 };
 

@@ -11,19 +11,21 @@
 
 /* Most idle links that are kept. More links than threads that fetch at a time would be useless. */
 #define IDLE_LINKS 16
-/* Answers of at least LARGE_BYTES use slots: LARGE_AT_ONCE of them are requested at a time. More
- * would not arrive sooner, and each wake-up on either side would handle fewer bytes. IN_LINE of
- * them are requested on one link, so that the second request has arrived before the first answer is
- * sent. The sender's socket then never runs empty, and the kernel alone paces the sending, which
- * halves the cost. Also, two of the server's threads can stay with the two links, which leaves the
- * others to all other connections (can_stay in server.c). */
+/* Answers of at least this size use slots [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
+/* Number of slots: at most so many large answers are requested at a time. More would not arrive
+ * sooner, and each wake-up on either side would handle fewer bytes. */
 #define LARGE_AT_ONCE 4
+/* Number of large answers that are requested on one link at a time. The second request arrives
+ * before the first answer has been sent. So the sender's socket never runs empty, and the kernel
+ * alone paces the sending, which halves the cost. Also, the large answers then need only two links.
+ * Two of the server's threads can stay with these links, and the other threads are left to all
+ * other connections (can_stay in server.c). */
 #define IN_LINE 2
-/* A thread goes on without a slot once it has waited this long and no answer has come meanwhile:
- * the threads that have the slots may be waiting for the peer's source. While answers come, the
- * limit is twice as long. Together with the limit for a first byte, this is less than the 2 s that
- * a reader may wait [ns]. */
+/* A thread that waits for a slot goes on without one after this time, if no answer has come
+ * meanwhile [ns]: the threads that have the slots may be waiting for the peer's source. While
+ * answers come, the limit is twice as long. SLOT_NS and the limit for an answer's first byte
+ * together are less than the 2 s that a reader may wait. */
 #define SLOT_NS 500000000ULL
 /* Nodes that are started together are all serving within this time [ns]. */
 #define START_NS 10000000000ULL
@@ -199,8 +201,9 @@ static void leave(peer *p, struct use *me, int works) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Finds a link on which another thread may send a request. Returns the last use in that link's
- * line, or NULL; *first gets the use that has the link. */
+/* Finds a link on which one more thread may send a request. Threads stand in line for a link: first
+ * the use that has the link, then its followers. Returns the last use in the line, or NULL if there
+ * is no such link; *first gets the use that has the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;

@@ -96,7 +96,7 @@ int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *get
 /* Fetch one range in two calls, so that the range can be requested while the previous answer is
  * still arriving. One thread at a time may request, and one may take. Answers are taken in the
  * order of the requests. monarch_peer_request does not wait; it returns 0, or -1 if the request was
- * not sent. monarch_peer_take has the results of monarch_peer_fetch. */
+ * not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
@@ -114,7 +114,7 @@ struct monarch_peer;
  * *status then says why. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
 /* Called when a link has broken, with a status that says why, and with MONARCH_PEER_OK when the
- * peer works again. began_ns: when the failed fetch began [CLOCK_MONOTONIC]. */
+ * peer works again. began_ns: when the failed fetch began [ns of CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
 /* Makes a peer. Returns NULL without memory. */

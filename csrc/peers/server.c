@@ -41,7 +41,7 @@ struct monarch_peer_server {
     uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
     uint32_t used;            /* places from this one on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    /* stopping: atomic; stop: an eventfd, which becomes readable then */
+    /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */
     int epoll, stop, stopping, idle_tick_ms;
     int has_send_room;
     unsigned char content_key[MONARCH_KEY_BYTES];
@@ -195,7 +195,8 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* Ends a connection's wait: whichever thread is free continues it once its socket accepts bytes. */
+/* Ends a connection's wait. Whichever thread is free then works on the connection, once the socket
+ * accepts bytes. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;

@@ -6,15 +6,15 @@
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
  * Each request and each frame ends in a seal: the MAC of the preceding bytes, under the key of this
- * connection and direction, with the number of the request or frame, counted from 0 (mac.h). So an
- * attacker on the network cannot change, repeat, reorder or drop a request or a frame, nor reflect
- * it to its sender. A SUM has the XXH3-64 of the bytes since the last SUM: for a whole block the
- * sum that its fill recorded, for a part of a block one that is computed when the part is sent. The
- * seal of a SUM also covers a keyed digest of the same bytes (struct monarch_digest), which is
- * never sent: the receiver computes its own. There is a SUM at the end of every block and at the
- * end of the range. An END may come in place of any frame; the receiver discards bytes that no SUM
- * has followed. Requests may be sent without waiting for answers, which come in the order of the
- * requests.
+ * connection and direction, with the number of the request or frame, counted from 0 (mac.h). So if
+ * an attacker on the network changes, repeats, reorders or drops a request or a frame, or reflects
+ * it to its sender, the receiver notices. A SUM has the XXH3-64 of the bytes since the last SUM.
+ * For a whole block, this is the sum that its fill recorded; for a part of a block, it is computed
+ * when the part is sent. The seal of a SUM also covers a keyed digest of the same bytes (struct
+ * monarch_digest), which is never sent: the receiver computes its own. There is a SUM at the end of
+ * every block and at the end of the range. An END may come in place of any frame; the receiver
+ * discards bytes that no SUM has followed. Requests may be sent without waiting for answers, which
+ * come in the order of the requests.
  *
  * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
 #pragma once
@@ -39,7 +39,7 @@ struct monarch_peer_request {
     uint64_t tag;       /* repeated in every frame of the answer */
     uint64_t path_hash; /* the `hash` of the file's entry */
     uint64_t size;
-    /* time of modification, or the number that both catalogs use in its place */
+    /* time of modification, or the number that all nodes compute in its place (monarch_times_of) */
     int64_t mtime_ns;
     /* the requested bytes; length 0 only asks whether the node has the file */
     uint64_t first, length;
@@ -75,7 +75,8 @@ enum monarch_peer_status {
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but could not be written here */
     MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed on its way */
     MONARCH_PEER_OTHER_NODE,  /* the other end has proved to be another node of the session */
-    MONARCH_PEER_LATER,       /* never sent: the file is not there yet; ask again */
+    /* never sent: the file is not there yet, and the server opens it again later */
+    MONARCH_PEER_LATER,
     /* MOVED + n: node n keeps the file, because this node has no room for it. */
     MONARCH_PEER_MOVED = 65536,
 };

@@ -16,13 +16,15 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: links of its node's list */
     int32_t *first;         /* by node: head of its list */
-    /* by node: number of samples that it can take; number of samples taken by it that it holds */
+    /* by node. room: most samples that it can take; taken: number of samples that it takes and
+     * already holds */
     int32_t *room, *taken;
-    /* by node: number of samples that it takes and must load; fewest samples that it takes in
-     * all */
+    /* by node. share: number of samples that it takes and must load; least: fewest samples that it
+     * takes in all */
     int32_t *share, *least;
     int32_t *moved, *queue; /* by node: state of the search for a free place */
-    /* by node: the search has reached the node; the node leads to no free place */
+    /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
+     * the node */
     uint8_t *seen, *is_dead;
     int32_t *cursor;  /* by node: where its next sample goes */
     int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
@@ -88,7 +90,7 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
 }
 
 /* Finds a place for sample `i`, whose holders are all full, by moving other samples to other nodes
- * that hold them. If that is impossible, the sample keeps waiting. */
+ * that hold them. If that is impossible, the sample stays without a place. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -135,8 +137,9 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples away from the nodes that have the most, until there are enough waiting samples to
- * give every node its least number. Returns the number of waiting samples. */
+/* Takes samples away from nodes, until there are enough waiting samples (samples without a node) to
+ * give every node its least number. Each sample is taken from the node that exceeds its least
+ * number by most. Returns the number of waiting samples. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -166,11 +169,11 @@ static int64_t shares_at(const struct step *s, int32_t level) {
 }
 
 /* Distributes the waiting samples. Every node gets the same number of them, except that a node gets
- * more if its least number requires that, and fewer if it lacks room. The rest goes one by one to
- * the nodes that have taken the fewest. */
+ * more if its least number requires that, and fewer if it lacks room. The samples that are left
+ * over after that go one by one to the nodes that have taken the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
-    int32_t low = 0,
-            high = waiting + 1; /* shares_at(low) <= waiting < shares_at(high), or all are full */
+    /* shares_at(low) <= waiting < shares_at(high), or all nodes are full */
+    int32_t low = 0, high = waiting + 1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
         if (shares_at(s, middle) <= waiting)
@@ -229,8 +232,8 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many,
- * except that some take one more if the step is not divisible. With a cap, a rank takes at least
- * `least` samples and at most `cap` times an equal share. */
+ * except that some take one more if the step's samples cannot be divided evenly. With a cap, a rank
+ * takes at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -1,8 +1,8 @@
-/* The inner loops of access plans: samplers' shuffles, which yield exactly the indices of the
- * samplers' libraries, and counts over all accesses. Python chooses the sampler and the nodes, and
- * decides what follows from the counts.
+/* The inner loops of access plans: samplers' shuffles, which yield exactly the indices that the
+ * samplers' own libraries yield, and counts over all accesses. Python chooses the sampler and the
+ * nodes, and decides what follows from the counts.
  *
- * Numbers of samples and of files are int32_t; -1 stands for no access. */
+ * Samples and files are identified by numbers of type int32_t; -1 stands for no access. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -25,8 +25,8 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 /* Computes torch.randperm(n, generator=g) on the CPU. large: whether to use the algorithm that
  * torch uses for n >= 2**32 / 20. */
 void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
-/* Computes torch.randint(high, (n,), generator=g). wide: each number takes two draws of the
- * generator. */
+/* Computes torch.randint(high, (n,), generator=g). wide: two draws of the generator are combined
+ * for each number. */
 void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
                            uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */
@@ -64,8 +64,8 @@ int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ra
  * monarch_plan_count returns. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* Sets next[i] to the position of the next access to the same unit u as access i, or to
- * MONARCH_PLAN_NEVER if access i is -1. later[u] is the position of the first access to unit u
+/* If access i is to unit u, sets next[i] to the position of the next access to u. If access i is
+ * -1, sets next[i] to MONARCH_PLAN_NEVER. later[u] is the position of the first access to unit u
  * after these accesses. The function goes through the accesses backwards: next[i] = later[u], and
  * then later[u] = the position of i. Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
@@ -74,15 +74,15 @@ int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Appends the node of each access to the slots of the accessed unit, for the units [low, low +
- * units). cursors[u] is the position of the unit's next slot. Returns 0, or -1 if the slots would
- * overflow. */
+ * units). cursors[u] is the position of the next slot of unit low + u. Returns 0, or -1 if the
+ * slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
 /* Finds, for each unit, the `top` nodes that use it most. The slots of unit u end at ends[u]. Among
- * nodes that use the unit equally often, the one with the earlier first use comes first. If fewer
- * than `top` nodes use it, the remaining nodes are -1 and their counts 0. nodes, counts: (units,
- * top). scratch: one counter per node, all 0 before and after the call. */
+ * nodes that use the unit equally often, the node that uses it first comes first. If fewer than
+ * `top` nodes use it, the remaining nodes are -1 and their counts 0. nodes, counts: (units, top).
+ * scratch: one counter per node, all 0 before and after the call. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 

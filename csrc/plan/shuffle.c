@@ -40,7 +40,8 @@ static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
 /* Combines two draws; the first one is the upper half. */
 static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
 
-/* The "inside-out" shuffle: each new item takes the place of one of the items before it. */
+/* The "inside-out" shuffle: each new item takes the place of a random earlier item, which moves to
+ * the end, or goes to the end itself. */
 static void randperm_large(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t draws[2 * AHEAD];
     for (uint64_t i = 0; i < n; i += AHEAD) {
@@ -79,17 +80,19 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 
 /* --- libstdc++ -------------------------------------------------------------------------------- */
 
-/* The modulus of std::minstd_rand0. minstd_below draws from this generator like
- * std::uniform_int_distribution(0, below - 1): it divides the generator's range into equal parts,
- * and draws again if the value lies in the rest at the end. */
+/* The modulus of std::minstd_rand0. */
 #define MINSTD_MODULUS 2147483647U
-#define MINSTD_NUMBERS 2147483645U /* max() - min(): one less than the number of its values */
+/* max() - min() of std::minstd_rand0: one less than the number of its values */
+#define MINSTD_NUMBERS 2147483645U
 
 static uint32_t minstd_draw(uint32_t *state) {
     *state = (uint32_t)((uint64_t)*state * 16807 % MINSTD_MODULUS);
     return *state - 1;
 }
 
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0: divides the
+ * generator's range into `below` equal parts, and draws again if the value lies in the remainder at
+ * the end of the range. */
 static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do
@@ -104,9 +107,9 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. Since GCC 11, the
- * result is the upper half of a product (Lemire, 2019) for generators whose numbers use all bits of
- * a word. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: as before
+ * GCC 11, like minstd_below. Since GCC 11, the result is the upper half of a product (Lemire, 2019)
+ * for generators whose numbers use all bits of a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -136,8 +139,8 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the positions with which the items from `at` on are exchanged. One draw serves two items
- * while the generator's range is large enough for both. */
+/* Draws the positions with which the items from `at` on are exchanged. One draw serves two items,
+ * so the generator's range must be large enough for both. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -13,10 +13,11 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid [ns]. DOUBTED_NS is for a peer that says that the block
- * arrived wrong, because the block may have rotted since the check; a peer that lies about this
- * costs one check a second. CHECKED_NS is for all other peers. */
+/* How long the check of a block stays valid, unless DOUBTED_NS applies [ns]. */
 #define CHECKED_NS 60000000000ULL
+/* How long the check of a block stays valid for a peer that says that the block arrived wrong [ns].
+ * It is short, because the block may have rotted since the check. It is not shorter, so that a peer
+ * that lies about this costs at most one check a second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -39,9 +40,9 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
      * too. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without sums, the copy counts as good while the entry still has its word. Afterwards it may
-     * be a dropped copy, which has no sums any more, and which may have been dropped because it had
-     * rotted. */
+    /* Without recorded sums, the copy counts as good while the entry still has its word. Afterwards
+     * it may be a dropped copy, which has no sums any more, and which may have been dropped because
+     * it had rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 

@@ -1,5 +1,5 @@
 /* Finds the copy that a peer's request names, and how much of it can be sent. Only the entry's word
- * and the fill's map decide this, as they do for a program that reads the copy. */
+ * and the fill's bitmap decide this, as they do for a program that reads the copy. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -14,12 +14,12 @@
 /* Number of demand slots that requests of peers may take; the others are left to this node's
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* A source that has returned no data for this long counts as stuck, so that the peer should read
- * the source itself. This time and that of an answer together are less than the 2 s that a reader
- * may wait in such a case [ns]. */
+/* If no source has returned data for this long, the sources count as stuck [ns]: the peer is told
+ * to read the source itself. This time and the time limit of an answer add up to less than the 2 s
+ * that a reader may wait in such a case. */
 #define STUCK_NS 1000000000ULL
-/* How often the attributes of a file are read at most; they are read again if they change
- * meanwhile. */
+/* Most times that is_meant reads a file's attributes. It reads them again if they changed while it
+ * read them. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -45,10 +45,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. A request for a whole block of many units does not,
- * unless it says that a reader waits. A request for one unit always does. Otherwise two nodes could
- * wait for each other: each has as many orders as it may have, all of them for small files that the
- * other node keeps. A demand gets an order even then. */
+/* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
+ * only if it says that a reader waits. A request for at most one unit becomes a demand in any case.
+ * Otherwise two nodes could wait for each other: each might already have as many orders as it may
+ * have, all of them for small files that the other node keeps. A demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -224,8 +224,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* Once a fill is over, its map may belong to another fill. The entry's word then tells how the fill
- * ended. */
+/* Once a fill is over, its slot may belong to another fill. The entry's word then tells how the
+ * fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -247,7 +247,7 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
-    /* If a file has more units than the map has bits, its copy is not read before it is
+    /* If a file has more units than the bitmap has bits, its copy is not read before it is
      * complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
@@ -268,8 +268,9 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether the bytes for which a request waits may still come. Once it is known which files
- * this node keeps, that depends only on whether the source returns data. */
+/* Returns whether the bytes for which a request waits may still come. They may, as long as it is
+ * unknown which files this node keeps. From then on, they may if a source has returned data
+ * lately. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -34,7 +34,9 @@ struct monarch_holdings {
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    uint64_t moved_here[MONARCH_MOVED]; /* entries that were not reported to the daemon yet */
+    /* numbers of the entries of files that this node has begun to keep and has not reported to the
+     * daemon yet */
+    uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
     /* held while the server is woken, so that it is not stopped meanwhile */
     pthread_mutex_t waking;
@@ -43,11 +45,12 @@ struct monarch_holdings {
 
 /* A copy that is being sent to a peer. */
 struct open_copy {
-    uint64_t id, word, size, blocks, block_bytes, sum; /* sum: that of the whole file */
-    int fd, slot;   /* slot: of the fill's map; -1 if the copy was complete when it was opened */
-    int is_hasty;   /* missing bytes are demanded, see is_hasty in open_copy.c */
-    int is_doubted; /* the peer says that the bytes arrived wrong before */
-    /* The copy is complete by now. An answer that was begun is finished even if the copy is
+    /* sum: the catalog's sum of the whole file */
+    uint64_t id, word, size, blocks, block_bytes, sum;
+    int fd, slot;   /* slot: the fill's slot; -1 if the copy was complete when it was opened */
+    int is_hasty;   /* 1: missing bytes are demanded, see is_hasty in open_copy.c */
+    int is_doubted; /* 1: the peer says that the bytes arrived wrong before */
+    /* 1: the copy is complete by now. An answer that was begun is finished even if the copy is
      * dropped. */
     int is_whole;
     struct monarch_sums_held *sums; /* sums of the blocks of a complete copy; NULL: unknown */

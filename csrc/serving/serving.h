@@ -5,19 +5,22 @@
 #include "peers/peers.h"
 
 /* What a node can give to peers: complete copies, copies that are being filled from the source, and
- * files that the node keeps but has not copied yet. If a peer asks for a file without a copy that
- * the node keeps, the node fills it, as if one of its own programs had opened it. */
+ * files that the node keeps but has not copied yet. If a peer asks for a file that the node keeps
+ * but has not copied yet, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
-/* How many rotten copies, and how many files that this node has begun to keep, are remembered until
- * they are taken. Further ones are not remembered, and will be found again. */
+/* MONARCH_ROTTEN: most rotten copies that are remembered until monarch_holdings_rotten returns
+ * them. MONARCH_MOVED: most files, of those that this node has begun to keep, that are remembered
+ * until monarch_holdings_moved returns them. Further copies and files are not remembered, and will
+ * be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* This node's answer for a file of which it has no copy. */
+/* Who keeps a file. This decides a node's answer to a request for a file of which it has no
+ * copy. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
-    /* plus the number of another node, which keeps the file because this node had no room for it */
+    /* MONARCH_MOVED_TO + n: node n keeps the file, because this node had no room for it */
     MONARCH_MOVED_TO,
 };
 
@@ -36,7 +39,7 @@ struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               uint64_t block_bytes,
                                               const unsigned char *content_key);
 void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
-/* Sets the directory of a tier's copies. */
+/* Sets the directory of a tier's copies; `copies` is its descriptor. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
 /* Sets the catalog. After this call, no thread reads the previous catalog. NULL: this node holds
  * nothing. */
@@ -46,12 +49,14 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
  * node for the file's owner; the node then keeps the file (monarch_holdings_moved). */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Takes the files that this node has begun to keep because a peer took this node for the owner:
- * other nodes that should have kept the file may have had no room. `ids` gets the files' entries
- * (MONARCH_MOVED,). Returns how many files it took. */
+/* Finds the files that this node has begun to keep since the last call because a peer took this
+ * node for the owner: other nodes that should have kept such a file may have had no room for it.
+ * `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how many
+ * files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which peers' requests wait for a missing file while it is unknown which files this node keeps.
- * Other requests are answered with UNKNOWN_FILE. At first all requests wait. */
+/* While it is unknown which files this node keeps, peers may request a file of which this node has
+ * no copy. This value says which of these requests wait. The others are answered with UNKNOWN_FILE.
+ * At first all of them wait. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
@@ -66,22 +71,24 @@ void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t
 /* Returns the key with which a fill makes the digests of blocks; NULL if `h` is NULL, because this
  * node has no server. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
-/* Records the block sums of a copy that has just become complete. sums: NULL if the copy was
- * removed. digests: NULL if they are not known. h: NULL if this node has no server. */
+/* Records the block sums of a copy that has just become complete. If `sums` is NULL, the copy was
+ * removed, and its recorded sums are dropped. digests: NULL if they are not known. h: NULL if this
+ * node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
 /* Wakes the requests for files that will get no copy, so that they are answered. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Takes the copies whose bytes are no longer those that their fills wrote. `ids` gets the copies'
- * entries and `words` the entries' words at that time, (MONARCH_ROTTEN,) each; an entry may have
- * another word by now. Returns how many copies it took. */
+/* Finds the copies that were found rotten since the last call: their bytes are no longer those that
+ * their fills wrote. `ids` gets the numbers of their entries, and `words` the words that the
+ * entries had then; an entry may have another word by now. Both have room for MONARCH_ROTTEN.
+ * Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* Connect the engine with the peers: monarch_engine_peer sets the peer that orders call `number`,
- * monarch_engine_holdings the holdings that are told of the engine's fills. Set both to NULL before
- * they are freed. */
+/* Connect the engine with the peers. monarch_engine_peer sets the peer to which orders refer by
+ * `number`. monarch_engine_holdings sets the holdings that the engine informs of its fills. Before
+ * a peer or the holdings are freed, set NULL in their place. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

@@ -14,7 +14,8 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Returns the link in the chain that points to the copy's sums, or at which they would be added. */
+/* Returns the address of the pointer, in the chain, to the copy's sums. If the chain does not have
+ * them, that pointer is the NULL at the chain's end. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)

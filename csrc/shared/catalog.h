@@ -25,16 +25,16 @@
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
 
-/* Number of files that can have a bit in `wanted` (16 Mi). A file whose entry has a larger number
- * is always read from the source. */
+/* Number of files that can have a bit in `wanted` (16 Mi). A file whose entry has this number or a
+ * larger one is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Limits of the bit fields in a slot of the index: the number of entries, of all kinds, and the
- * bytes of the pool of paths. */
+/* Most entries, of all kinds: a slot of the index has 25 bits for an entry's number + 1. */
 #define MONARCH_MAX_ENTRIES 33554431
+/* Most bytes of the pool of paths: a slot has 31 bits for a position, in units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
 /* Bits of the changed filter, a Bloom filter with two bits per file. After 100,000 changed files,
- * one in 7,000 of the others looks changed too; such a file is read from the source, which costs
- * time only. */
+ * one in 7,000 of the unchanged files looks changed too; such a file is read from the source, which
+ * costs time only. */
 #define MONARCH_FILTER_BITS 16777216
 /* Bits of the changed filter that one bit of the coarse filter summarizes. The coarse filter (8
  * KiB) stays in a core's first-level cache, so that checking an unchanged file costs no cache miss
@@ -161,9 +161,9 @@ struct monarch_control {
     /* 1: clients report in `read` which files they have read to their end */
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
-    /* Atomic: a bit per source. The bit is set if a small file arrives sooner from the source than
-     * a wait for its copy would take, because the source is a local disk or its files are in the
-     * page cache. */
+    /* Atomic: a bit per source. The bit is set if reading a small file from the source takes less
+     * time than a wait for its copy would, because the source is a local disk or its files are in
+     * the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
@@ -175,10 +175,11 @@ struct monarch_control {
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     uint64_t pids;   /* inode of its pid namespace; 0: unknown */
-    /* How long the catalog may answer calls for attributes, counted from the last comparison of the
-     * directories with the source [ns]. */
+    /* How long the catalog may answer calls for attributes, counted from the beginning of the last
+     * comparison of the directories with the source [ns]. */
     uint64_t revalidate_ns;
-    uint64_t compared_ns; /* atomic: time of that comparison [ns of CLOCK_MONOTONIC]; 0: none yet */
+    /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
+    uint64_t compared_ns;
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
@@ -233,7 +234,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier, set if only the copies that this daemon made are stamped there */
+    /* a bit per tier; set if, in that tier, the copies that this daemon made are stamped and all
+     * older copies are not */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because its entry numbers differ from
      * another's */
@@ -243,11 +245,13 @@ struct monarch_catalog {
 /* A path that a client has opened and that the catalog does not have. The path is a hint: if it is
  * lost, the daemon learns of the file later. */
 struct monarch_scan_hint {
-    uint64_t ticket; /* atomic: number << 2 | 0 free, 1 being written, 2 ready */
+    /* atomic: number of the hint << 2 | state; states: 0 free, 1 being written, 2 ready */
+    uint64_t ticket;
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_SCAN_HINT_PATH];
-    uint32_t is_part; /* 1: too little of the file was read for the file to be filled */
+    /* 1: the program has read so little of the file that the file is not filled */
+    uint32_t is_part;
 };
 
 /* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
@@ -271,7 +275,7 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
-    uint64_t bytes_from_tier, bytes_from_source; /* sizes of the files opened */
+    uint64_t bytes_from_tier, bytes_from_source; /* sums of the sizes of these files */
     uint64_t waits, wait_ns;      /* reads that waited for a fill; the sum of their waits */
     uint64_t fallbacks;           /* waits after which the reader read the source */
     uint64_t promotions;          /* descriptors and mappings that were switched to the copy */
@@ -316,8 +320,8 @@ struct monarch_change {
     uint64_t dev, ino;
     uint64_t is_tree; /* 1: the inode is a directory, and everything below it has changed */
 };
-/* The value of `told` after a client failed to write a record to `changes`: any file may have
- * changed. */
+/* The value of `told` after a client failed to write a record to the file `changes`: any file may
+ * have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
 /* The datagram with which a program hands over the descriptor of a file that it has read. It goes
@@ -369,9 +373,9 @@ struct monarch_clients {
     struct monarch_bits opened;
     /* files that were read to their end and had no copy; used if `follow_reads` is 1 */
     struct monarch_bits read;
-    /* Atomic. Nonzero: `changes` has records that the daemon has not read yet; until it has, every
-     * file counts as changed. Each writer of a record stores a new number, so that the daemon
-     * notices records that arrive while it reads. */
+    /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet;
+     * until the daemon has read them, every file counts as changed. Each writer of a record stores
+     * a new number, so that the daemon notices records that arrive while it reads. */
     uint64_t told;
     uint64_t unused[7]; /* pads the cache line of `told`, which each open reads */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
@@ -379,8 +383,8 @@ struct monarch_clients {
 };
 
 #ifndef MONARCH_CDEF
-/* Combines a file's time into the form that entries hold [ns]. A file system may give times that 64
- * bits cannot hold; these wrap around. */
+/* Combines the seconds and nanoseconds of a file's time into the number that entries hold [ns]. A
+ * file system may give times that 64 bits cannot hold; these wrap around. */
 static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
     return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
 }
@@ -461,10 +465,10 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
            (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
 }
 
-/* Makes the value of a claim: number of the entry + 1 << 32 | flags (descriptor was handed over:
- * bit 31; the daemon must close that descriptor now: bit 30) | time in ticks of about 1 ms. A claim
- * expires after a second, so a killed program leaves none behind. If the descriptor was handed
- * over, the claim ends when the daemon closes the descriptor. */
+/* Makes the value of a claim: (number of the entry + 1) << 32 | flags (bit 31: a descriptor was
+ * handed over; bit 30: the daemon must close that descriptor now) | time in ticks of about 1 ms.
+ * Every claim expires after a second, so a killed program leaves none behind. If a descriptor was
+ * handed over, the claim also ends when the daemon closes that descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
@@ -509,9 +513,10 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
     return monarch_first_slot(hash, slots) & ~3ULL;
 }
 
-/* Makes a slot's `place`: the hash's last 8 bits | position of the path in the pool, in units of 16
- * bytes, 31 bits | number of the entry + 1, 25 bits. A look-up then reads both the entry and the
- * path. The slot has the positions of both, so that the two cache misses overlap. */
+/* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
+ * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
+ * the entry + 1. A look-up then reads both the entry and the path. The slot has the positions of
+ * both, so that the two cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -521,17 +526,18 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word with the next 8 bits
- * of the hash in place of state and reason; otherwise it is 0. With it, an open can begin to open
- * the copy before the entry has been loaded. The value may be out of date, so the caller checks the
- * entry before it uses the copy. */
+/* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word, with bits 8 to 15 of
+ * the hash in place of state and reason (`place` has bits 0 to 7); otherwise it is 0. With it, an
+ * open can begin to open the copy before the entry has been loaded. The value may be out of date,
+ * so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
  * then compares the inode in the entry. A slot of the index by copy holds 32 bits of the hash
- * instead, because the entry may have another copy by then, which leaves nothing to compare. */
+ * instead, because the entry may have another copy by the time of the look-up, so that the entry
+ * cannot be compared. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -548,8 +554,9 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
 /* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
- * of its names, which follow in the order of the source's listing. A value of 0 instead means that
- * there is no listing, because not all names are known or the directory has changed. */
+ * of its names. The names are consecutive there, in the order of the source's listing. A value of 0
+ * instead means that there is no listing, because not all names are known or the directory has
+ * changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -596,14 +603,15 @@ int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const cha
                      size_t len);
 /* The next two functions are the two steps of monarch_find; between them, the caller can do other
  * work. monarch_prepare_find prefetches the memory that monarch_find_prepared reads, and returns
- * the `hash` that it takes. `likely` is the result of monarch_guess, or -1 without a guess. */
+ * the `hash` to pass to it. `likely` is the result of monarch_guess, or -1 without a guess. */
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
  * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
- * the word of the entry's copy, of which only tier and copy are valid, or 0 if there is no copy. */
+ * the entry's word, of which only the tier and the number of the copy are valid; or 0 if the entry
+ * has no copy. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
@@ -626,6 +634,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but ignores `told` and looks at the filter alone. Only the daemon uses
- * it, because the daemon itself marks the changes that `told` announces. */
+/* Like monarch_is_changed, but ignores `told` and looks at the filter alone. Only the daemon calls
+ * it directly, because the daemon itself marks the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

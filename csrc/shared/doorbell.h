@@ -21,8 +21,9 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the sleeping threads whose mask shares a bit with `who`. A thread that
- * is about to sleep still goes to sleep; only monarch_bell_ring prevents that. */
+/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep with a `who` that shares
+ * a bit with this one. A thread that is about to sleep still goes to sleep; only monarch_bell_ring
+ * prevents that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
@@ -36,15 +37,15 @@ static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings the bells of both ways for a demand, as clients do. */
+/* Rings the bells of both ways (enum monarch_way), as a client does after it has made a demand. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a wake-up that shares a bit with `who`, but not beyond `until_ns` [ns of
- * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell was rung since its count was `seen`.
- * Returns 0 on timeout, otherwise 1. */
+/* Sleeps until a wake-up whose `who` shares a bit with this one, but not beyond `until_ns` [ns of
+ * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if `rings` is no longer `seen`, which means that
+ * the bell was rung since the caller read `rings`. Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

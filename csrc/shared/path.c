@@ -9,8 +9,8 @@
  * also counts the links on the way to the source, which this walk does not see. */
 #define MAX_LINKS 20
 
-/* Returns whether the path equals `root` or lies below it. The byte where the root would end is
- * compared first, because it already differs in nearly all paths. */
+/* Returns whether the path equals `root` or lies below it. The byte after the first `len` bytes is
+ * compared first, because that byte alone rules out nearly all other paths. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -39,8 +39,8 @@ static int odd_component(const char *after) {
 }
 
 /* Returns whether the path, of at least 16 bytes, has a certain pair of bytes: two adjacent dots
- * (of_dots = 1), or a slash before a dot, a slash or the NUL (of_dots = 0). It compares 16
- * positions at a time, because every path is checked and few have such a pair. */
+ * (of_dots = 1), or a slash that is followed by a dot, a slash or the NUL (of_dots = 0). It
+ * compares 16 positions at a time, because every path is checked and few have such a pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -83,7 +83,8 @@ struct walk {
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
-    /* by_letters: `..` removes the component before it from the text, without a check whether that
+    /* needs_directory: the path ends with a slash, `.` or `..`, so it must lead to a directory.
+     * by_letters: `..` removes the component before it from the text, without a check whether that
      * component is a link */
     int needs_directory, by_letters;
     char *text;
@@ -96,7 +97,7 @@ static int is_current(const struct walk *w, int64_t id) {
 }
 
 /* Returns whether the path walked so far is a directory and not a link. Only then does `..` lead to
- * its parent in `text`. */
+ * `text` without its last component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -163,11 +164,12 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
     return -1;
 }
 
-/* Replaces the link by its target. The rest of the path, which is the target and the components
- * after the link, is written to the end of the buffer that holds the walked path: callers may be on
- * small stacks. Returns the rest, to be walked from the directory that `w` now holds; or NULL if it
- * does not fit or the link has changed. The walk appends no more bytes at the front than it has
- * read at the back, so a gap of two bytes between the two paths is enough. */
+/* Replaces the link by its target. Two paths then share the buffer `text`, because callers may be
+ * on small stacks: the walked path, at the beginning, is cut back to the directory from which the
+ * target starts; the path still to be walked, which is the target and the components after the
+ * link, is written to the end. Returns the path still to be walked, or NULL if it does not fit or
+ * the link has changed. The walk appends no more bytes to the walked path than it has read of the
+ * other, so a gap of two bytes between the two paths is enough. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -196,8 +198,8 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-/* Looks up the path walked so far. Returns -3 if the path leads through a link; *next is then the
- * rest of the path, with which the walk continues. */
+/* Looks up the path walked so far. Returns its entry, MONARCH_OUTSIDE or MONARCH_UNKNOWN. Returns
+ * -3 if the path leads through a link; *next is then the path still to be walked. */
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
@@ -233,8 +235,8 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* The kernel refuses an empty path and one that is too long, so both are left to the kernel.
-     * That includes a path that the walk would shorten. */
+    /* The kernel refuses an empty path and one that is too long, so both are left to the kernel. A
+     * path counts as too long even if the walk would make it shorter. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

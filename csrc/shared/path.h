@@ -19,8 +19,8 @@ struct monarch_place {
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`
- * bytes), or -1. *rel gets the part of the path after that prefix and its slash, which is empty for
- * the source's root. */
+ * bytes), or -1. *rel gets the part of the path after that prefix and the slash that follows it;
+ * for the source's root, this part is empty. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end. */
@@ -40,11 +40,11 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 /* Returns whether the path has two adjacent dots, and so may have a component `..`. */
 int monarch_may_go_up(const char *path);
 
-/* Resolves `path` into *out. A relative path starts from the canonical directory `base`. `base` may
- * be out->path itself, so that a caller on a small stack needs no further buffer; nothing else of
- * *out is read. follow = 0: if the last component is a link, it is not followed. The only system
- * call is an lstat of a component before a `..`, made if the catalog does not know whether that
- * component is a directory. */
+/* Resolves `path` into *out. If `path` is relative, it starts from the directory `base`, given as
+ * an absolute path without links. `base` may be out->path itself, so that a caller on a small stack
+ * needs no further buffer; nothing else of *out is read. follow = 0: if the last component is a
+ * link, it is not followed. The only system call is an lstat of a component before a `..`, made if
+ * the catalog does not know whether that component is a directory. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);

@@ -103,8 +103,8 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
 }
 #ifdef __SANITIZE_THREAD__
 /* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see these system
- * calls: if a later mapping got the same addresses, it would take accesses to the new mapping for
- * races with accesses to the old one. */
+ * calls: if a later mapping got the same addresses, ThreadSanitizer would take accesses to the new
+ * mapping for races with accesses to the old one. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -143,8 +143,8 @@ static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
 /* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
- * while it creates another thread. Otherwise it could wait for a lock that a third thread holds in
- * setuid, while setuid waits until the first thread reacts to the signal. */
+ * while it creates another thread. Otherwise the creating thread could wait for a lock that setuid
+ * holds in some other thread, while setuid waits until the creating thread reacts to the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
@@ -160,9 +160,9 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Makes step `n` of a wait for another thread, which needs only microseconds. The first steps yield
- * the processor. Later steps sleep, because a yield does not run a thread of lower real-time
- * priority. */
+/* Makes step `n` of a wait for another thread. The wait should last only microseconds. The first
+ * steps yield the processor. Later steps sleep, because a yield does not let a thread of lower
+ * real-time priority run. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
     if (n < 32)

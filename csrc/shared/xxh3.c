@@ -112,8 +112,9 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
     return avalanche(acc);
 }
 
-/* The three long-input steps keep the eight sums in a local variable: the compiler then holds them
- * in vector registers. It could not if the sums lay behind a pointer that may alias the input. */
+/* The functions that hash long inputs keep the eight sums in local variables, so that the compiler
+ * holds the sums in vector registers. It could not do that if the sums lay behind a pointer that
+ * may alias the input. */
 #ifdef __SSE2__
 #define VECTORS 4
 typedef __m128i sums[VECTORS];
@@ -122,10 +123,10 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because the compiler does not recognize that the product of two halves
- * is a single instruction. The loop is unrolled, because the compiler would keep in memory the sums
- * that are selected by an index. There, each addition waits until the addition before it has been
- * stored. */
+/* The loop uses intrinsics, because the compiler does not recognize that the product of a number's
+ * two halves is a single instruction. The loop is unrolled, because the compiler would otherwise
+ * keep the sums in memory, to select them by an index. Each addition would then wait until the
+ * addition before it has been stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {
@@ -213,9 +214,9 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
     _mm256_storeu_si256((__m256i *)state + 1, high);
 }
 
-/* Whether the processor and the operating system support AVX2. __builtin_cpu_supports would add a
- * constructor to the preload library, which would run cpuid in every process of a job. On a virtual
- * machine, cpuid takes as long as the rest of the library's start. */
+/* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports would
+ * add a constructor to the preload library, which would run cpuid in every process of a job. On a
+ * virtual machine, cpuid takes as long as the rest of the library's start. */
 static int has_avx2(void) {
     static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -243,8 +244,8 @@ static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) 
     eat_blocks(state, in, blocks);
 }
 
-/* Hashes the last 1 to 1024 bytes, which `in` holds. If there are fewer than 64, the 64 bytes
- * before them must be readable too. */
+/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`, and returns the hash
+ * of the whole input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

@@ -14,8 +14,8 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    /* bytes in `hold` that are not hashed yet; the 64 bytes before them are kept in front of
-     * them */
+    /* number of bytes in `hold` that are not hashed yet. They begin at hold + 64; the first 64
+     * bytes of `hold` are the input just before them */
     size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };

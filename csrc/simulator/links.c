@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Gives this rate to all transfers on a link that have no rate yet, and subtracts it from both
- * links of each transfer. */
+/* Gives the rate `each` to every transfer that uses `link` and has no rate yet, and subtracts the
+ * rate from both links of the transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -39,7 +39,7 @@ static void give(struct links *l, uint32_t link, double each) {
 }
 
 /* Computes all rates. The link that can give its transfers the lowest rate is saturated first; the
- * others follow by the same rule, with what is left. */
+ * other links follow by the same rule, with the rates that are left on them. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

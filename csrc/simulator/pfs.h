@@ -1,7 +1,7 @@
 /* The parallel file system. The nodes that wait for it are its clients: n clients together get the
  * rate t(n), and each gets an equal part of it (NoPFS, section 4). A node's requests are served in
- * the order in which the node uses the files. Requests for which no rank waits are served only
- * while there are no others, by the same rule. */
+ * the order in which the node uses the files. Requests for which no rank waits are served by the
+ * same rule, but only while no rank waits for any request. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -50,13 +50,14 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Moves a request forward because another asker needs the same bytes: its priority becomes the
- * smaller of the two. */
+/* Moves the request of `who` forward because another asker needs the same bytes: the request's
+ * priority becomes `priority` if that is smaller. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns when the next request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);
 /* Removes the next request and returns it. Call this at the time when that request ends. *end gets
- * the time at which the node has the bytes, which is later if the node's link is slow. */
+ * the time at which the node has the bytes, which is later than `now` if the node's link is
+ * slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns when `bytes` requested at `now` would have arrived if no more requests came. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

@@ -13,8 +13,8 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* takes no time: all samples of a job with is_free, and samples that a read for another sample
-     * has brought */
+    /* the sample takes no time, because the job has is_free or because a read for another sample
+     * has brought this sample too */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
@@ -37,15 +37,15 @@ struct monarch_sim_job {
     /* nodes: the highest rate that each node can get from the file system */
     const double *pfs_link;
     const double *pfs; /* nodes + 1: the file system's total rate, by number of clients */
-    /* nodes: rate of one rank; rate of one preprocessing thread */
+    /* nodes. compute: rate of one rank; preprocess: rate of one preprocessing thread */
     const double *compute, *preprocess;
     /* The copies. Those of one (node, class) are in the order in which they are made. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy, the number of the access of its node by which the copy should exist. Another
-     * node asks for the copy only once it has made as many accesses itself. NULL: every node knows
-     * at each time which copies exist. */
+    /* For each copy, the access of its node by which the copy should exist, as a position in the
+     * sequence of the node's accesses. Another node asks for the copy only once its own sequence
+     * has passed that position. NULL: every node knows at each time which copies exist. */
     const int64_t *copy_due;
     /* files: the only node that reads the file from the file system and sends it to the nodes that
      * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
@@ -77,7 +77,8 @@ struct monarch_sim_result {
     double *pfs_bytes;    /* epochs: all bytes read from the file system */
     uint64_t *ready;      /* epochs: samples that were ready when their rank asked for them */
     uint64_t *imbalanced; /* epochs: number of imbalanced steps, see `imbalance` */
-    /* largest ratio of the slowest to the fastest rank's time in a balanced step */
+    /* set by the caller: the largest ratio of the slowest to the fastest rank's time at which a
+     * step counts as balanced */
     double imbalance;
     double pfs_busy; /* [s] */
 };
@@ -91,16 +92,17 @@ void monarch_sim_free(struct monarch_sim *sim);
  * are -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files; -1 for no sample */
-    /* NULL if the copies are fixed. If copies come and go: `holder` and `cls` are the node and the
-     * class that have the file at this access (-1: the file system). `into` to `down` (0: none) are
-     * the classes to which the file's keeper writes the file. The keeper is the file's owner if it
-     * has one, else the node that makes the access. */
+    /* All four are NULL if the copies are fixed. If copies come and go: `holder` and `cls` are the
+     * node and the class that have the file at this access (-1: the file system). `into` to `down`
+     * (0: none) are the classes to which the file's keeper writes the file. The keeper is the
+     * file's owner if it has one, else the node that makes the access. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: number of staging threads that fetch a rank's samples of a step.
      * NULL if the ranks of a node do not share these threads. */
     const int32_t *threads;
-    const int64_t *redundant; /* bytes read from the file system in addition, or NULL */
+    /* bytes that the access reads from the file system besides the sample; NULL: none */
+    const int64_t *redundant;
 };
 
 /* Hands the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep

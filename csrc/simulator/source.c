@@ -50,8 +50,7 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t prior
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* A file that is not going to be kept is read by the node itself instead of through its
-     * owner. */
+    /* A file that will not be kept is read by the node that needs it instead of by its owner. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
     s->joined[who] = PFS_NONE;

@@ -63,8 +63,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is
- * the rank that has the smallest part of its planned threads, among the ranks with room. */
+/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is,
+ * among the ranks with room in the buffer, the one that has the smallest part of the threads
+ * planned for it. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -150,7 +151,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Makes a copy of a sample that has arrived at the node, if the node is meant to have one. */
+/* Makes a copy of a sample that has arrived at the node, if a copy is planned. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;

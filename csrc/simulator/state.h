@@ -21,7 +21,7 @@ struct copy {
 /* State of a rank. Each rank's accesses are numbered separately, from the rank's first access in
  * the job on. */
 struct rank {
-    /* number of the next access to prefetch, to use, and to drop from the buffer */
+    /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
     double staged;    /* [bytes] */
     double clock;     /* when the rank's computation so far ends [s] */
@@ -31,7 +31,8 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: first when the sample is ready, later when it was used; negative: unknown [s] */
+    /* by access: when the sample is ready; once its rank has used it, when it was used; negative:
+     * unknown [s] */
     double *at;
 };
 
@@ -50,10 +51,10 @@ struct class_thread {
     uint8_t cls;
 };
 
-/* The simulation. Askers are numbered: first the staging threads, where those of node n start at n
- * * threads; then the classes' own threads; then the checkpoint. At the file system, the checkpoint
- * is one asker per node, numbered from its own number on. Comments on arrays begin with the
- * shape. */
+/* The simulation. Askers are numbered: first the staging threads, `threads` numbers for each node;
+ * then the classes' own threads; then the checkpoint. At the file system, each node has an asker of
+ * its own for the checkpoint; these are numbered from the checkpoint's number on. Comments on
+ * arrays begin with the shape. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -64,14 +65,16 @@ struct monarch_sim {
     uint32_t given; /* number of epochs given so far */
     int is_started;
     double now; /* time of the current event [s] */
-    /* Callbacks that run.c sets: called when a file has arrived for its asker, and when a rank's
-     * staging threads may have work again. */
+    /* Callbacks that run.c sets. on_arrival is called when a file has arrived for its asker,
+     * on_room when a rank's staging threads may have work again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
     struct rank *rank;
-    uint32_t ranks, arrived; /* ranks: number of ranks; they are numbered as next_rank describes */
-    uint64_t step;           /* the current step, counted from the beginning of the job */
+    /* ranks: number of ranks, which are numbered as next_rank describes; arrived: number of ranks
+     * at the barrier */
+    uint32_t ranks, arrived;
+    uint64_t step; /* the current step, counted from the beginning of the job */
     double step_end;
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
     double written;   /* latest time at which a node has finished writing it [s] */
@@ -83,11 +86,12 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: 1 + the last epoch that has used the file */
+    /* files x EPOCHS_KNOWN: 1 + the last epoch that has used the file, of the epochs with this
+     * remainder modulo EPOCHS_KNOWN; 0: none */
     uint32_t *reused;
-    /* files with owners: first asker of the current read, or PFS_NONE */
+    /* files, if any has an owner: first asker of the current read of the file, or PFS_NONE */
     uint32_t *reading;
-    uint32_t *joined; /* threads: next asker of the same read, or PFS_NONE */
+    uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
     /* nodes x classes: the copies [cursor, list_end) of the list are still to be made */
     uint64_t *cursor, *list_end;
 };
@@ -96,8 +100,8 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* Returns the number of the rank after this one, or end_of_ranks. The numbers leave gaps, as if
- * every node had as many ranks as the node with the most. */
+/* Returns the number of the rank after this one, or end_of_ranks. Each node has `most_ranks`
+ * numbers; a node with fewer ranks leaves its last numbers unused. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
@@ -183,16 +187,16 @@ struct way {
  * number of the node's current access, see copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Takes the way, and returns when the bytes have arrived. Returns a negative number if that depends
- * on later transfers over the links; then on_arrival is called when the bytes arrive. Reads of the
- * file system go through sim_read instead. */
+/* Requests the bytes by this way, and returns when they will have arrived. Returns a negative
+ * number if that depends on later transfers over the links; then on_arrival is called when the
+ * bytes arrive. Reads of the file system go through sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Call this when a file has arrived at the node. The node then has a copy of it, if it is meant to
- * have one. */
+/* Call this when a file has arrived at the node. From then on the node has a copy of it, if it is
+ * planned to have one. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */

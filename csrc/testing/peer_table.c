@@ -170,7 +170,7 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* The file is replaced under one hold of the lock, so that a request meanwhile gets either the
+    /* The lock is held during the whole replacement, so that a request meanwhile gets either the
      * old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
