@@ -24,8 +24,8 @@ from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The sum of the bytes that a rank has opened decays exponentially with the time constant MEMORY_S
-# [s]. A rank whose decayed sum is below one byte is not active.
+# For each rank, the sum of the bytes that it has opened decays exponentially with the time constant
+# MEMORY_S [s]. A rank whose decayed sum is below one byte is not active.
 MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. The cost of the search grows with
 # the square of the number of slices. With more than MOST_SEARCHED ranks, each rank gets slices in
@@ -37,8 +37,8 @@ LEAST_LOAD = 0.25
 # The policy takes integers, so loads are given to it in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# Returns (ranks of a node,) how much each rank will load next, in any unit; None if that is not
-# known.
+# A function that returns (ranks of a node,) how much each rank will load next, in any unit; None if
+# that is not known.
 Prediction = Callable[[], Floats | None]
 
 
@@ -89,8 +89,8 @@ class Ranks:
     def step(self, planned: Prediction) -> None:
         """Runs one iteration.
 
-        planned : returns what a plan predicts, by the ranks' numbers. Without a plan, each rank's
-            recent misses are the prediction
+        planned : returns what a plan predicts, in the order of the ranks' numbers. Without a plan,
+            each rank's recent misses are the prediction
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -120,8 +120,8 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns (active,) how much each of these ranks loads next. Without a plan, this is the
-        rank's miss ratio in bytes: all ranks of a job read equally much in a step, so their ratios
-        are comparable."""
+        share of the opened bytes that the rank has missed: all ranks of a job read equally much in
+        a step, so their shares are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
