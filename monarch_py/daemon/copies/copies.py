@@ -17,8 +17,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# If a file changes twice within this time, the second change may leave its timestamps as they are
-# [s].
+# A second change of a file within this time may leave the timestamps of the first change [s].
 TIME_STEP_S = 2.0
 # The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
 # removals are unfinished.
@@ -252,7 +251,7 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops the copies of (n,) rows of the manifest; the files that were copied are not in the
+        """Drops the copies of (n,) rows of the manifest. The copied files are not in the
         catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])

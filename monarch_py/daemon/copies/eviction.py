@@ -37,8 +37,7 @@ MOST_FILES, TIMES = 2048, 4
 # user of the file system, occupy it. Once a tier has been short of room for longer than SHORT_S,
 # the files that do not fit are no longer meant for it [s].
 SHORT_S = 10.0
-# If the uses of files were computed for a request that is older than this, they are out of date
-# [s].
+# Computed uses are out of date if they were requested longer ago than this [s].
 OLD_S = 5.0
 
 Uses = Ints

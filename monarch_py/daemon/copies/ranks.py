@@ -3,8 +3,8 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). In terms of Algorithm 1, the demands of a rank are its queue, and slices of the
-engine's thread time are its threads.
+4.2 and 4.3). In terms of Lobster's Algorithm 1, the demands of a rank are its queue, and slices of
+the engine's thread time are its threads.
 """
 
 import math
@@ -27,9 +27,10 @@ MOST_OF_TIME = 0.02
 # For each rank, the sum of the bytes that it has opened decays exponentially with the time constant
 # MEMORY_S [s]. A rank whose decayed sum is below one byte is not active.
 MEMORY_S = 0.5
-# The thread time is cut into SLICES slices per rank on average. The cost of the search grows with
-# the square of the number of slices. With more than MOST_SEARCHED ranks, each rank gets slices in
-# proportion to its load instead; the search would give the same with many thin slices.
+# The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
+# best division; its cost grows with the square of the number of slices. With more than
+# MOST_SEARCHED ranks, nothing is searched: each rank gets slices in proportion to its load, as the
+# search would find with many thin slices.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load. The readers of a rank wait for a
 # bounded time (csrc/preload/fill/demand.c), which must not run out because other ranks miss more.

@@ -244,7 +244,8 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts an open for files that the engine has added to the catalog since the last
+        """Counts opens of the files that the engine has added to the catalog since the last
+        iteration, or of a sample of at most LOOKS of them.
         iteration: for a sample of at most LOOKS of them."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
