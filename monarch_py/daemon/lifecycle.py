@@ -81,8 +81,8 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """Turns an OSError that keeps the daemon from starting into a SessionError with a message of
-    one sentence."""
+    """Turns an OSError or a MemoryError that keeps the daemon from starting into a SessionError,
+    whose message is one sentence."""
     try:
         yield
     except OSError as error:

@@ -103,8 +103,8 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """The watch of a daemon that belongs to the runs that share it. The constructor records that it
-    belongs to them, and raises OSError if that fails."""
+    """The watch of a daemon that belongs to the runs that share it. The constructor records
+    (`Shares.note_daemon`) that the daemon belongs to the runs, and raises OSError if that fails."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)

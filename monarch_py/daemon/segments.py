@@ -61,7 +61,7 @@ def _reads_everything() -> bool:
 
 class Shared:
     """The segments of a session. They are created in the state STARTING; `serve` lets clients
-    attach, `close` makes them leave.
+    attach, `close` makes the clients leave.
 
     Raises OSError (ENOSPC) if shared memory has no room for the segments.
     """

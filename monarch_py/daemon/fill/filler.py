@@ -111,8 +111,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant, and registers the orders that the engine has made under it. From
-        now on Python decides."""
+        """Ends the engine's grant, and registers the orders that the engine has made under it.
+        Until `end_turn`, only Python decides."""
         placed = self.engine.end_grant()
         if not len(placed):
             return

@@ -2,7 +2,7 @@
 
 While a plan agrees with what programs open, this node keeps the files that the plan places on it
 (`placement.py`), and fetches files before they are needed (`fetch_ahead.py`). A plan that disagrees
-is dropped. When all plans are dropped, files are kept as without a plan.
+is dropped. When all plans are dropped, this node keeps files as it does without a plan.
 """
 
 import logging
@@ -150,7 +150,7 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Keeps files as without a plan from now on, because all plans were dropped."""
+        """Makes this node keep files as it does without a plan, because all plans were dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
