@@ -14,7 +14,8 @@ import monarch_py._native
 
 ffi: Any = monarch_py._native.ffi
 lib: Any = monarch_py._native.lib
-# Numpy arrays by the type of their elements. `Ids` holds numbers of catalog entries.
+# Types of numpy arrays, by the type of the elements. `Ids` are the indices of entries in the
+# catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -125,5 +126,6 @@ def not_null(pointer: Any, why_not: str) -> Any:
 
 
 def path_hash(path: bytes) -> int:
-    """The XXH3-64 hash of a relative path, before the number of its source is mixed in."""
+    """The XXH3-64 hash of a relative path alone. The hash in a catalog entry also includes the
+    number of the source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

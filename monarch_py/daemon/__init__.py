@@ -4,7 +4,7 @@ starting    starting the daemon's process from outside, and waiting for its end
 lifecycle   the daemon's process, from its start to its end
 control     the socket for commands, and their execution
 server      the parts of the daemon, and the loop that runs each of them in turn
-status      the answer to `status`
+status      the answer to the command `status`
 switches    whether a switch file exists
 openfiles   which process has which file of a source open, and what serves the file
 orphan      the end of a daemon whose `monarch run` was killed

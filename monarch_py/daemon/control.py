@@ -30,11 +30,13 @@ from monarch_py.util.processes import Identity
 log = logging.getLogger("monarch.daemon")
 
 REQUEST_BYTES = 1 << 20
-# How many commands the kernel queues for the daemon. There may be many, because the ranks of a
-# large job all send theirs at once. After a failed accept the thread pauses for ACCEPT_PAUSE_S [s].
+# How many connections the kernel queues for the daemon. The queue is long, because all ranks of a
+# large job may send a command at once.
 BACKLOG = 1024
+# The thread that accepts connections pauses for this long after a failed accept() [s].
 ACCEPT_PAUSE_S = 0.2
-# Read-only commands. They need not wake the loop, because nothing has changed.
+# Commands that only read the daemon's state. They change nothing, so the loop need not wake up for
+# them.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -42,8 +44,8 @@ Action = Callable[[Request], Any]
 
 
 class Control:
-    """Answers the commands of this user and of root until the daemon ends. The daemon ends if the
-    socket loses its name, because no command could reach it any more.
+    """Answers the commands of this user and of root until the daemon ends. If the socket's file is
+    unlinked, the daemon ends, because no further command could reach the daemon.
 
     Raises OSError if the socket cannot be made.
     """
@@ -56,12 +58,12 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # At the end of the daemon, the shutdown wakes the thread that accepts, and the close resets
-        # the connections that nobody has accepted.
+        # At the end of the daemon, these callbacks run in reverse order: the shutdown wakes the
+        # thread that accepts connections, and the close resets the connections that nobody has
+        # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # The first table has the commands that run between two iterations of the loop, the second
-        # table has the commands that run at the same time as the loop.
+        # The commands that run between two iterations of the loop.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -75,6 +77,7 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
+        # The commands that run at the same time as the loop.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -86,7 +89,7 @@ class Control:
         }
 
     def begin(self) -> None:
-        """Begins to answer, in a thread."""
+        """Starts the thread that answers commands."""
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
 
     def end(self) -> None:
@@ -166,7 +169,7 @@ class Control:
         with self._daemon.deciding():
             return self._between_turns[name](request)
 
-    # --- between two turns --------------------------------------------------------------------
+    # --- between two iterations of the loop ---------------------------------------------------
 
     @staticmethod
     def _identity() -> dict[str, int]:
@@ -182,7 +185,7 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when no client needs it, like a daemon that `monarch run` has
+        """Makes the daemon end once no process uses it, like a daemon that `monarch run` has
         started."""
         let_go(self._session, self._daemon.stop_now)
         return {}
@@ -225,8 +228,8 @@ class Control:
 
     def _scan(self, request: Request) -> Request:
         """Asks the scan to list directories with everything below them. Each directory is given as
-        (number of the source, path). Returns whether the scan has finished everything it was asked
-        for so far."""
+        (number of the source, path). Returns whether the scan has completed all listings requested
+        so far."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -251,7 +254,7 @@ class Control:
         entries = [int(entry) for entry in request.get("entries", [])]
         return {"dropped": self._daemon.filler.copies.drop(entries)}
 
-    # --- beside the loop ----------------------------------------------------------------------
+    # --- at the same time as the loop ---------------------------------------------------------
 
     def _all(self, _: Request) -> Request:
         """Returns the status of all nodes."""
@@ -259,8 +262,8 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. It runs beside the loop, because the file
-        system of an open file may hang."""
+        """Returns the files that programs have open. It runs at the same time as the loop, because
+        the file system of an open file may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
@@ -280,8 +283,8 @@ class Control:
 
     def _compare(self, request: Request) -> Request:
         """Compares the given files and directories with the source, in the given order, for at most
-        a second. Drops the copies of files that have changed. Returns how many entries were
-        compared, and which files and directories have changed."""
+        a second. Drops the copies of files that have changed. Returns the number of entries that
+        were compared, and the files and directories that have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():
             catalog = self._daemon.shared.catalog.reader()

@@ -8,7 +8,7 @@ import numpy as np
 
 from monarch_py.native import Floats, Uints
 
-# The counters of `totals` in the history.
+# The counters of `totals` (status.py) that the history records.
 COUNTED = (
     "opens",
     "hits",
@@ -21,13 +21,13 @@ COUNTED = (
     "waits",
     "wait_seconds",
 )
-# The most points, besides the first. When there are more, every second point is removed and the
-# interval doubles: a daemon that runs for months needs no more memory than one that runs for
-# minutes.
+# The history has at most this many points besides the first one. Once it has as many, each two
+# successive points are merged into one, and the interval doubles. So a daemon that runs for months
+# needs no more memory than one that runs for minutes.
 MOST_POINTS = 600
 # The interval at the start [s].
 FIRST_INTERVAL_S = 0.1
-# A thread counts as reading from one open to its next if the time between them is at most this [s].
+# A thread counts as a reader between two of its opens if the time between them is at most this [s].
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -37,10 +37,10 @@ Point = tuple[Any, ...]
 class Moment:
     """The counters at a point in time.
 
-    seconds : since the daemon's start;  totals : the counters so far
-    opens : (slots,) files that programs have opened, by slot; each thread has a slot
+    seconds : the time since the daemon's start [s];  totals : the counters so far
+    opens : (slots,) how many files programs have opened, by slot; each thread counts in one slot
     epoch : the epoch of the plan that is followed, or None
-    memory_bytes : how much more a RAM tier may take
+    memory_bytes : how much more memory a RAM tier may take now
     """
 
     seconds: float
@@ -54,9 +54,10 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of threads of programs that read: those that have opened files since the previous
-    point, and those that are between two opens, as their later opens reveal. `memory` is the least
-    amount that a RAM tier could take since the previous point [bytes].
+    is the number of program threads that were reading: threads that have opened a file since the
+    previous point, and threads that were between two opens. The latter are added later, once their
+    next open is seen. `memory` is the least amount of memory that was available to a RAM tier since
+    the previous point [bytes].
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,9 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # Nothing has changed since the last two points. The new point takes the place of the
-            # last one, because two points describe any length of time without a change.
+            # Apart from the memory, nothing has changed from the last but one point until now. The
+            # new point replaces the last one, because two points describe any length of time
+            # without a change.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
@@ -113,8 +115,8 @@ class History:
         self._interval *= 2
 
     def told(self, now: Moment) -> dict[str, list[Any]]:
-        """Returns the points, and one for this moment, as columns. Stores nothing, so that the
-        history does not depend on how often it is requested."""
+        """Returns all points, and one more for the moment `now`, as one list for each field. Stores
+        nothing, so that the history does not depend on how often it is requested."""
         points = [*self._points, self._point(now)]
         names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
         return {name: [point[i] for point in points] for i, name in enumerate(names)}

@@ -48,8 +48,8 @@ KEPT_LOG = 1 << 20
 
 @contextlib.contextmanager
 def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
-    """Holds the session's lock, which ensures that a session has one daemon. Raises SessionError if
-    another daemon holds it."""
+    """Holds the session's lock, which ensures that a session has at most one daemon at a time.
+    Raises SessionError if another daemon holds it."""
     session.make()
     try:
         fd = hold(session.lock, config_file)
@@ -60,7 +60,7 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if id_of(session.lock) == id_of(fd):  # otherwise it belongs to another daemon
+            if id_of(session.lock) == id_of(fd):  # otherwise the files are another daemon's
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -81,8 +81,8 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """Turns an OSError that keeps the daemon from starting into a SessionError with a message of
-    one sentence."""
+    """Turns an OSError or a MemoryError that keeps the daemon from starting into a SessionError,
+    whose message is one sentence."""
     try:
         yield
     except OSError as error:
@@ -101,7 +101,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
     kind : SHARED: the daemon belongs to the runs that share it, and ends with the last of them;
-        AUTOSTARTED: it ends when no process has used it for `idle_exit` (`orphan`)
+        AUTOSTARTED: the daemon ends when no process has used it for `idle_exit` (see `orphan`); "":
+        the daemon does neither
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -114,13 +115,15 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            # Only in these two cases does the library look for a record.
+            # The record tells the preload library whether to start a daemon by itself
+            # (ipc/record.py). Only in these two cases does the library look for it.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
-            # Signals that arrive before the daemon is ready are held back until it is ready. If the
-            # daemon ended during its start, its tiers would look as if it had been killed.
+            # Signals that arrive before the daemon is ready are held back until it is ready. A
+            # daemon that a signal ended during its start would leave its tiers as if it had been
+            # killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
@@ -206,7 +209,7 @@ def _hear(lifeline: int, daemon: Daemon) -> None:
         daemon.stop_now()
 
 
-class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes none
+class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # not generic in Python 3.10
     """Writes the log to standard error. A line that cannot be written is dropped without a
     traceback."""
 
@@ -225,7 +228,7 @@ def main() -> None:
         kind = words[0] if words in ([SHARED], [AUTOSTARTED]) else ""
         with _told_in_a_sentence():
             startup = None
-            if words and not kind:  # the number of the descriptor that holds the StartupInfo
+            if words and not kind:  # the descriptor from which the StartupInfo is read
                 with open(int(words[0]), "rb") as file:
                     startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, kind=kind)
@@ -237,8 +240,7 @@ def main() -> None:
 
 def _say_last(line: str) -> None:
     """Writes a line to standard error, which is the log. If the log was removed with its session,
-    the line goes to syslog and into a new log file as well, because a user looks there for the
-    reason."""
+    also writes the line to syslog and to a new log file, where a user looks for the reason."""
     with contextlib.suppress(OSError):  # fails if shared memory, where the log lies, is full
         sys.stderr.write(line)
         sys.stderr.flush()

@@ -18,12 +18,14 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 
-# One open file: its user (`pid`, `command`, and `fd`, None for a mapping), its device and its
-# inode.
+# One open file: the process that has it open (`pid`, `command`, and `fd`, which is None for a
+# mapping), its device and its inode number.
 Opened = tuple[dict[str, Any], int, int]
-# The second line of /proc/PID/fdinfo/FD, with the flags of the descriptor's open in octal digits.
-# Long lines follow for some kinds of descriptors.
+# The second line of /proc/PID/fdinfo/FD, which holds the open(2) flags of the descriptor in octal
+# digits.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
+# How much of /proc/PID/fdinfo/FD is read. The flags are near its beginning; for some kinds of
+# descriptors, long lines follow.
 _FDINFO_BYTES = 4096
 
 
@@ -32,7 +34,7 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : tells whether to examine a descriptor, by its path in /proc/PID/fdinfo
+    is_meant : tells whether to examine the descriptor that has a given path in /proc/PID/fdinfo
     """
     # Paths are strings here: a daemon examines the descriptors of all processes before it serves,
     # which would take three times as long with Path objects.
@@ -44,7 +46,7 @@ def _regular_files(
     for name in names:
         try:
             status = os.stat(f"{home}/fd/{name}") if is_meant(f"{home}/fdinfo/{name}") else None
-        except OSError:  # it is closed by now
+        except OSError:  # the descriptor is closed by now
             continue
         if status is not None and stat.S_ISREG(status.st_mode):
             yield int(name), status
@@ -150,11 +152,12 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    Such a descriptor may be older than the session; the library does not see writes through it.
+    Such a descriptor may have been opened before the session began; the library does not see writes
+    through it.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):
-            # A file without a name is not a source's file, and its inode number may be reused for a
-            # new one.
+            # A file without a name was removed and is no file of a source any more. Its inode
+            # number may be reused for a new file, which must not count as open for writing.
             if status.st_dev in devices and status.st_nlink:
                 yield status.st_dev, status.st_ino

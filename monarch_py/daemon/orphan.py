@@ -1,12 +1,12 @@
 """Ends an unused daemon that no command will end.
 
-An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon, or
-which the last run has left to other processes. An `IdleWatch` ends a daemon that the first program
-of a job has started (commands/autostart.py).
+An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon, or a
+daemon that the last run has left to processes that still use it. An `IdleWatch` ends a daemon that
+the first program of a job has started (commands/autostart.py).
 
 The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
 The commands of a killed run go on, and may have started processes that use the session. The daemon
-serves all of these processes, and ends once none of them has existed for a while. A separate thread
+serves all of these processes, and ends once they have all been gone for a while. A separate thread
 looks for them, because reading /proc can block while a process waits for a file system.
 """
 
@@ -25,17 +25,19 @@ from monarch_py.util.processes import Identity, mapping
 
 log = logging.getLogger("monarch.orphan")
 
-# LOOK_S is the interval between two checks. UNUSED_S is how long the daemon must be unused before
-# it ends, because a job's next step may begin after a pause [s].
+# The interval between two checks whether the daemon is used [s].
 LOOK_S = 1.0
+# An `OrphanWatch` ends the daemon once it has been unused for this long, because the next step of a
+# job may begin after a pause [s].
 UNUSED_S = 5.0
-# An idle daemon is checked this many times before it ends, but at most once every LOOK_S, because a
-# check reads the mappings of all processes of the user.
+# An `IdleWatch` makes this many checks in the time that a daemon may stay unused, but at most one
+# every LOOK_S, because a check reads the mappings of all processes of the user.
 LOOKS = 20
 
 
 class _Watch(ABC):
-    """Watches, in a thread of its own, whether the daemon of this process is used."""
+    """Watches, in a thread of its own, whether the daemon of this process is used, and ends the
+    daemon once it is not."""
 
     def __init__(self, session: SessionDir, unused_s: float, look_s: float) -> None:
         self._session, self._shares = session, Shares(session)
@@ -44,7 +46,7 @@ class _Watch(ABC):
     def begin(self, stop: Callable[[], None]) -> None:
         """Starts the watch.
 
-        stop : ends the daemon; the thread calls it
+        stop : ends the daemon; it is called in the watch's thread
         """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
@@ -73,7 +75,7 @@ class _Watch(ABC):
         self._shares.close()
 
     def _has_run(self) -> bool:
-        """Whether a `monarch run`, or a command that one has started, still exists."""
+        """Whether a `monarch run` still exists, or a command that a `monarch run` has started."""
         if not self._shares.try_turn():
             return True  # a run is just beginning or ending
         is_unused = self._shares.is_unused()
@@ -82,9 +84,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Gives the daemon up, as the last run would have done. Returns False if it was not given
-        up because a new run has come. If the result is True, this process keeps the lock on turns
-        until the process ends, so that the next run starts another daemon only after that."""
+        """Records that the runs need not end this daemon any more, as the last run would have done.
+        Returns False, without the record, if a new run has come. If the result is True, this
+        process keeps the lock `turn` until the process ends, so that the next run starts another
+        daemon only after that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -100,8 +103,8 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """The watch of a daemon that belongs to the runs that share it. The constructor records that it
-    belongs to them, and raises OSError if that fails."""
+    """The watch of a daemon that belongs to the runs that share it. The constructor records
+    (`Shares.note_daemon`) that the daemon belongs to the runs, and raises OSError if that fails."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
@@ -122,7 +125,8 @@ class OrphanWatch(_Watch):
 
 
 def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
-    """Starts watching a daemon of `monarch start`, unless it is watched already."""
+    """Starts an `OrphanWatch` for a daemon of `monarch start`, unless the daemon has one
+    already."""
     shares = Shares(session)
     is_watched = shares.daemon() == Identity.of(os.getpid())
     shares.close()
@@ -131,8 +135,8 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """The watch of a daemon that must end by itself. Short-lived programs between two checks are
-    noticed by the files that they have opened. A daemon that makes copies (for `monarch warm`, or a
+    """The watch of a daemon that no command ends. A program that begins and ends between two checks
+    is noticed by the files that it has opened. A daemon that makes copies (for `monarch warm`, or a
     plan) counts as used as well.
 
     idle_s : how long the daemon stays without a user [s]

@@ -1,4 +1,4 @@
-"""The segments that clients attach to: control, clients and catalog of a session."""
+"""The segments of shared memory through which a session's clients and its daemon communicate."""
 
 import contextlib
 import errno
@@ -20,8 +20,8 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in their order.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# At most this many files of each kind (opened, requested, read to their end) are taken in one
-# iteration of the loop.
+# At most this many files of each kind (opened, wanted, read to their end) are taken from the
+# clients' bitmaps in one iteration of the loop.
 TAKEN = 65536
 
 
@@ -61,7 +61,7 @@ def _reads_everything() -> bool:
 
 class Shared:
     """The segments of a session. They are created in the state STARTING; `serve` lets clients
-    attach, `close` makes them leave.
+    attach, `close` makes the clients leave.
 
     Raises OSError (ENOSPC) if shared memory has no room for the segments.
     """
@@ -134,8 +134,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes one more source to running clients. The number of sources is written last,
-        after the memory barrier of the doorbell.
+        """Publishes one more source to running clients. The number of sources is written last, so
+        that no client sees it before the source's description; ringing the doorbell is the memory
+        barrier between the two.
 
         fd : a descriptor of the source's root
         """
@@ -145,7 +146,7 @@ class Shared:
         self.control.sources = number + 1
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
-        """Publishes where copies are.
+        """Publishes the directories in which the tiers have their copies.
 
         tiers : the configured tiers and the staging area; None for a tier that this daemon does not
             use
@@ -199,8 +200,9 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has been unlinked, or None. Without its name no
-        further client can attach, and attached clients do not learn of another daemon."""
+        """Returns the path of a segment that has been unlinked, or None if there is none. Without
+        that segment's name, no further client can attach, and attached clients do not learn of
+        another daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
@@ -224,8 +226,8 @@ class Shared:
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns (n,) entries that clients have opened for reading since the last call. Neither
-        the number nor the order of the opens is known."""
+        """Returns (n,) entries that clients have opened for reading since the last call. How often
+        and in which order they were opened is not known."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
@@ -267,9 +269,9 @@ class Shared:
         relative path). For each file, the value tells whether a program has read so much of it that
         the file is worth a copy.
 
-        stuck : by slot, the ticket of each write that was in progress at the last call; updated
-            here. If a slot is still being written under the same ticket, its writer has died, and
-            the slot is freed.
+        stuck : by slot, the ticket of each write that was in progress at the last call; this call
+            updates it. If a slot is still being written under the same ticket, its writer has died,
+            and the slot is freed.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

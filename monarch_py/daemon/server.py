@@ -59,10 +59,12 @@ BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
-# After an iteration the loop rests for REST times the iteration's duration. The rest lasts at most
-# MOST_REST_S, which is short enough that readers do not take the daemon for dead, and at most
-# SHORT_REST_S while work is left or programs follow a plan. It ends after NAP_S if a reader waits
-# for something that the last iteration could not do [s].
+# After each iteration the loop rests, to leave the processors to programs.
+# REST : the rest lasts this many times as long as the iteration, up to a maximum.
+# MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
+# SHORT_REST_S : the maximum while work is left or programs follow a plan [s].
+# NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
+#     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
@@ -77,7 +79,7 @@ class Daemon:
     awaits_job : whether a program is about to begin
     stays : whether the daemon goes on while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
-    at_end : callbacks for what must stop before the daemon's parts are closed
+    at_end : callbacks that stop whatever must stop before the daemon's parts are closed
     """
 
     def __init__(
@@ -136,14 +138,14 @@ class Daemon:
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules. It is made here, because later the loop may
-        # lack a descriptor, or the time, for the import.
+        # The first call of np.unique imports modules. It is made here, because the loop may have no
+        # free descriptor for the import later, and no time for it.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Adds a source, which shares the tiers' quotas with the others. Call it from any thread
-        but the loop's. Returns False if the daemon serves the source already, perhaps as a part of
-        another source. Raises SessionError if the source cannot be added."""
+        """Adds a source, which shares the tiers' quotas with the other sources. Call it from any
+        thread but the loop's. Returns False if the daemon serves the source already, perhaps as a
+        part of another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
             # These checks access file systems, which may be slow. So they do not run between two
             # iterations of the loop.
@@ -193,7 +195,7 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks the files of the sources that are open for writing.
+        """Marks as changed all files of the sources that some process has open for writing.
 
         coming : examine this new source only
         """
@@ -230,9 +232,9 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Lets one thread at a time decide what is filled, published and dropped. The engine
-        decides nothing meanwhile. Raises SessionError if the daemon is ending, because its parts
-        are closed then."""
+        """Lets one thread at a time decide what is filled, published and dropped; until the block
+        ends, the engine decides nothing by itself. Raises SessionError if the daemon is ending,
+        because its parts are closed then."""
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
@@ -244,9 +246,9 @@ class Daemon:
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Leaves the processors to programs between two iterations. The loop counts as awake during
-        the rest, so that clients need not ring. The rest ends early if a reader waits for something
-        that only the next iteration can do, or if a fill has ended whose copy the engine could not
-        publish. Returns whether one of the two has happened.
+        the rest, so that clients need not ring. The rest ends early in two cases: a reader waits
+        for something that only the next iteration can do, or a fill has ended and the engine could
+        not publish its copy. Returns whether one of the two has happened.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work
@@ -381,13 +383,13 @@ class Daemon:
         return self.lost is not None
 
     def _lose_tier(self, number: int, why: str) -> None:
-        """Records a lost tier. The watch calls it in its own thread."""
+        """Records that a tier is lost. `TierWatch` calls this in its own thread."""
         self._lost_tiers.append((number, why))
         self.wake()
 
     def _give_up_tiers(self) -> None:
-        """Gives up the tiers that the watch has found lost: drops their copies; the files may be
-        filled into other tiers."""
+        """Gives up the tiers that `TierWatch` has found lost: drops their copies, so that the files
+        may be filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]
@@ -398,11 +400,11 @@ class Daemon:
             self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
-        """Ends the loop after the current iteration. It may be called in a signal handler, because
-        the signal itself interrupts the loop's sleep.
+        """Ends the loop after the current iteration. A signal handler may call this: it need not
+        ring the doorbell, because the signal itself interrupts the loop's sleep.
 
-        It takes no lock (an Event would), because a second signal may arrive while the first is
-        handled.
+        It takes no lock (an Event would take one), because a second signal may arrive while the
+        first one is handled.
         """
         self._is_stopping = True
 

@@ -30,13 +30,14 @@ START_LIMIT_S = 60.0
 END_PAUSE_S = 0.1
 # A daemon whose start has failed must end within this time, or it is killed [s].
 GIVE_UP_LIMIT_S = 5.0
-# Command-line arguments of a daemon that several runs share, and of one that was started by the
-# first program that opened a file of a dataset.
+# The kinds of daemons, as command-line arguments. SHARED: several runs share the daemon.
+# AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
 SHARED, AUTOSTARTED = "shared", "autostarted"
 # The message on the lifeline to a daemon that is to outlive the process that started it.
 STAY = b"s"
-# Variables of the job's environment that are removed from the daemon's.
+# Environment variables of the job that the daemon does not get.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
+# The beginning of a line that the logger has written.
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 # Signals that end a daemon in good order. A launcher may send several of them, to each process of a
 # step.
@@ -87,7 +88,7 @@ def spawn(
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon has a session (setsid) of its own, and
     inherits no descriptor of this process except those in `startup`, so that neither a shell's
-    `wait` nor the reader of a pipe waits for it.
+    `wait` nor the reader of a pipe waits for the daemon.
 
     detach : whether the daemon outlives this process, which then does not wait for it
     kind : as in `serve`
@@ -108,12 +109,13 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    # A signal that ends this process also ends the daemon, because no other process knows it.
+    # If a signal ends this process now, the daemon is ended as well, because no other process knows
+    # of the daemon.
     except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
-        process.returncode = 0  # the daemon outlives this process, which need not wait for it
+        process.returncode = 0  # so that Popen does not warn that the daemon still runs
     return process
 
 

@@ -1,4 +1,4 @@
-"""The answer to `status`: one versioned schema, documented in docs/status.md."""
+"""The answer to the command `status`: one versioned schema, documented in docs/status.md."""
 
 import os
 import time
@@ -74,7 +74,7 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
 def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
     """Returns the status of one source.
 
-    counts : the numbers of the source's files and of their bytes, by (state, reason)
+    counts : the number of the source's files, and their total size [bytes], by (state, reason)
     """
     source = scanner.sources[number]
     in_state: Counter[int] = Counter()

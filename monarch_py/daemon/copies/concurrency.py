@@ -6,34 +6,35 @@ from dataclasses import dataclass
 
 # The number of concurrent fills at the start.
 FIRST = 8
-# Rates are measured over windows. A window lasts at least WINDOW_S [s], and goes on until ENOUGH
+# Rates are measured over windows. A window lasts at least WINDOW_S [s]. It goes on until ENOUGH
 # files, or ENOUGH units of UNIT_BYTES [bytes], have arrived per concurrent fill, so that the rate
-# does not depend on chance. A window ends after LONGEST times WINDOW_S even at a slow source.
+# does not depend on chance. Even at a slow source, it ends after LONGEST times WINDOW_S.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
-# if they leave more than LOSS times the rate.
+# if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
 # A trial that pays is followed at once by a trial in the same direction. After a trial that does
-# not pay, the width (the number of concurrent fills) is kept for some windows before the next
-# trial: HOLD windows after a decrease; after an increase, twice as many as the last time, but at
-# most HOLD. The doubling begins with FIRST_HOLD, and begins again after an increase that paid.
+# not pay, the width (the number of concurrent fills) gets its earlier value again, and keeps it for
+# some windows before the next trial. If the trial was a smaller width, these are HOLD windows. If
+# it was a larger width, they are twice as many as after the last such trial, but at most HOLD. The
+# doubling starts from FIRST_HOLD, also after each increase that has paid.
 HOLD, FIRST_HOLD = 40, 4
 # After a decrease because programs waited, the width is kept for this many windows; by then the
 # cause of the wait may be gone.
 BACK_HOLD = 10
-# The files per second of a window count only if at least SOME_FILES files arrived in it. Two
-# windows have files of the same kind if their mean sizes differ by at most the factor ALIKE.
+# The files per second of a window count only if at least SOME_FILES files arrived in it. The files
+# of two windows are of the same kind if their mean sizes differ by at most the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
 # Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
-# MEMORY_S [s]. The width is then multiplied by BACK.
+# MEMORY_S [s]. If they are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# If opens still take more than HELPED times their earlier time after IN_VAIN such decreases, the
-# fills are not what makes programs wait, and the decreases are undone.
+# If opens still take more than HELPED times their earlier time after IN_VAIN such decreases in a
+# row, it is not the fills that make programs wait, and the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
-# The mean time of fewer opens than SOME_OPENS is not judged. A mean over less time than LEAST_S
-# cannot become the least one [s].
+# SOME_OPENS : the mean time of fewer opens is not judged.
+# LEAST_S : a mean over less time cannot become the least one [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -62,9 +63,10 @@ class Delay:
     def __init__(self) -> None:
         # (until when the mean counts, mean time of an open) [s]
         self._least: deque[tuple[float, float]] = deque()
-        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: its start, opens, their time
+        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, their time)
         self._before = (0, 0.0)
-        # The mean time of the opens that were judged last [s], and whether they were on time.
+        # The mean time of the opens that were judged last [s], and whether these opens were on
+        # time.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -130,7 +132,7 @@ class ReadsInFlight:
         self.least, self.most = least, most
         self.width = min(max(least, FIRST), most)
         self._delay = Delay()
-        # The trial in progress: the width before it, and the rates to compare with.
+        # The trial in progress, if any: the width before it, and the rates to compare with.
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
@@ -180,10 +182,10 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. If the width is the least already, or earlier
-        decreases have not helped, the fills are not the cause, but a busy machine or other users of
-        the source. Then the least wait is measured anew, so that the present wait counts as usual.
-        Decreases that have not helped are undone."""
+        """Reduces the width because programs wait. In two cases the fills are not the cause, but a
+        busy machine or other users of the source: the width is the least already, or earlier
+        decreases have not helped. Then the least wait is measured anew, so that the present wait
+        counts as usual, and decreases that have not helped are undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:

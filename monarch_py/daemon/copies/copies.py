@@ -17,7 +17,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# A file that changes twice within this time may keep the timestamps of the first change [s].
+# A second change of a file within this time may leave the timestamps of the first change [s].
 TIME_STEP_S = 2.0
 # The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
 # removals are unfinished.
@@ -38,10 +38,11 @@ class Copies:
         # Copies that await a second comparison with the source before they are recorded, by entry:
         # (when it is due, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
-        # Files that changed during a fill. Their next copy is compared with the source a second
-        # time.
+        # Files that changed during a fill. The next copy of such a file is compared with the source
+        # a second time.
         self._doubted: set[int] = set()
-        # `_drops` : copies to remove, as (tier, entries, numbers, sizes of their files).
+        # `_drops` : copies to remove, as (tier, entries, numbers of the copies, sizes of the
+        # files).
         # `_dropping` : the number of removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
@@ -97,8 +98,9 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Publishes or drops (n,) copies that the engine has left to Python, because their files
-        were changed, their tiers are lost, or the catalog's index of copies must grow first."""
+        """Publishes or drops (n,) copies that the engine has left to Python for one of three
+        reasons: their files were changed, their tiers are lost, or the catalog's index of copies
+        must grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -136,8 +138,8 @@ class Copies:
     # --- recording ----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
-        """Notes that the file has changed during its fill and may still be changing. Its next copy,
-        in whatever tier, is kept only if a second read of the source gives the same content."""
+        """Notes that the file has changed during its fill and may still be changing. Its next copy
+        is kept, in whatever tier, only if a second read of the source gives the same content."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
@@ -229,9 +231,9 @@ class Copies:
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
-        # The entry's word keeps the copy's tier and number until the copy's file is removed. They
-        # map open descriptors of the copy back to the entry, and tell that no new copy can be made
-        # yet.
+        # The entry's word keeps the copy's tier and number until the copy's file is removed. With
+        # them, open descriptors of the copy lead back to the entry. They also tell that no new copy
+        # can be made yet.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -249,7 +251,8 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops the copies of (n,) rows of the manifest whose files are not in the catalog."""
+        """Drops the copies of (n,) rows of the manifest. The copied files are not in the
+        catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 

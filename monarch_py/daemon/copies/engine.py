@@ -62,19 +62,20 @@ UNMET = 512
 # At most this much of a tier's room is granted at a time [bytes], because each grant checks again
 # how much memory and disk is free.
 GRANT_BYTES = 64 << 20
-# Each concurrent read has a buffer of BUFFER_BYTES [bytes]. Like copies in a RAM tier, the buffers
-# occupy memory. All buffers together take at most the share BUFFERS_SHARE of the free memory, which
-# is measured every MEMORY_LOOK_S [s].
+# Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
+# a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory,
+# which is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # While the sources are being read, at most this many background fetches from peers (fetches that no
 # reader waits for) run at a time. Otherwise the limit adapts, but is never lower.
 LEAST_FETCHES = 2
-# The speed of the sources is judged by fills once JUDGED_FILLS fills have ended, and before that by
-# the opens of programs once there were SOME_OPENS opens. By opens, the sources are fast if the mean
-# open takes less than AT_HAND_S [s]; an open that asks a server takes longer.
+# Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
+# tell whether the sources are fast. Before that, programs' opens tell it, once there were
+# SOME_OPENS opens: the sources are fast if the mean open takes less than AT_HAND_S [s]. An open
+# that asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
-# While programs use all processors and their opens show that the sources are fast, background fills
-# run for WORKED_S out of every WORKED_EACH_S [s].
+# While programs use all processors, and their opens show that the sources are fast, background
+# fills run only for WORKED_S out of every WORKED_EACH_S [s].
 WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
 
@@ -179,7 +180,7 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for (n,) entries. They run in the given order; orders for files in use run
+        """Queues orders for (n,) entries, which run in the given order. Orders for files in use run
         before orders for other files.
 
         words : (n,) words that name the tiers and numbers of the copies
@@ -199,9 +200,9 @@ class Engine:
         order yet. The engine places them by first fit into `rooms`. Until `end_grant`, no other
         part may set words of entries that are ABSENT or WANTED, or place anything in these tiers.
 
-        first_copy : the number of the first copy; the engine may use MONARCH_PLACED numbers from it
-            on
-        meets : a bit for each source whose unknown files the engine may add to the catalog
+        first_copy : the number of the first copy that the engine makes; the engine may use
+            MONARCH_PLACED numbers from this one on
+        meets : a bit mask of the sources whose unknown files the engine may add to the catalog
         """
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
@@ -246,13 +247,13 @@ class Engine:
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns (peers,) the number of unfinished orders that ask each peer first."""
+        """Returns (peers,) how many unfinished orders ask each peer before all others."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets each rank's share of the demands that are served (reads that a reader waits for).
+        """Sets each rank's share of the demands (reads that a reader waits for) that are served.
 
         shares : (MONARCH_RANKS,) each rank's weight, by the rank's number in a demand; 0 for a
             number without a rank
@@ -284,7 +285,7 @@ class Engine:
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Orders that ask peers do not count, because they say nothing about the width at the
+        # Orders that ask peers are left out, because they say nothing about the width at the
         # sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
@@ -309,8 +310,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """Returns how many concurrent reads are affordable: the buffers of more reads would take so
-        much memory that the kernel could kill the job."""
+        """Returns how many concurrent reads are affordable. The buffers of more reads would take so
+        much memory that the kernel might kill the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -351,8 +352,9 @@ class Engine:
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """Starts receiving descriptors of files that programs have read, from the session's
-        handover sockets. Returns False if the sockets cannot be made, or no thread can be started.
+        """Starts to receive, from the session's handover sockets, descriptors of files that
+        programs have read. Returns False if the sockets cannot be made, or no thread can be
+        started.
         """
         session = self._shared.session
         try:

@@ -1,8 +1,8 @@
 """Evicts copies from tiers by a plan, for files that are used sooner (Lobster 4.4).
 
-Copies that are used neither in the rest of this epoch nor in the next one are evicted first: their
-next use is farther away than any known use (Lobster's rules of reuse count and reuse distance).
-Then come the copies with the largest reuse distance. Of the files to be fetched ahead, the one used
+Copies are evicted in the order of their next use, the most distant one first (Lobster's rules of
+reuse count and reuse distance). A copy that is used neither in the rest of this epoch nor in the
+next one counts as more distant than any known use. Of the files to be fetched ahead, the one used
 soonest gets the room. A copy is evicted for such a file only if the second next use of the file
 comes before the next use of the copy (Lobster's rule of coordination with prefetching;
 `policies.eviction.exchange`). Nothing is evicted while no file needs room, while the coming uses
@@ -27,17 +27,17 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most every LOOK_S [s], and takes at most the share SHARE of
 # the time.
 LOOK_S, SHARE = 0.1, 0.05
-# Limit on the files that were given room by eviction and whose fill has not begun: at most this
-# much together, but a single file may exceed it [bytes].
+# The files that were given room by eviction, and whose fill has not begun, have at most this total
+# size; a single file may exceed it [bytes].
 MOST_BYTES = 64 << 20
-# One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier as
-# victims: those whose next use is farthest in the future.
+# One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier
+# for eviction: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# If files that are meant for a tier have lacked room there for this long [s], files outside the
-# plan, or another user of the file system, occupy the room. The files that do not fit are then no
-# longer meant for the tier.
+# Files that are meant for a tier may lack room there, because files outside the plan, or another
+# user of the file system, occupy it. Once a tier has been short of room for longer than SHORT_S,
+# the files that do not fit are no longer meant for it [s].
 SHORT_S = 10.0
-# Known uses that were requested longer ago than this are out of date [s].
+# Computed uses are out of date if they were requested longer ago than this [s].
 OLD_S = 5.0
 
 Uses = Ints
@@ -46,9 +46,9 @@ Uses = Ints
 class Evictions:
     """Evicts copies where that pays. Runs in the daemon's loop and never blocks.
 
-    foresee : computes, in a thread, two arrays (entries,): the distance to each entry's next use,
-        and to the use after it, or NOT_SOON where no use is known. Returns a Future of both arrays,
-        or None while too little is known
+    foresee : starts to compute, in a thread, two arrays (entries,): the distance to each entry's
+        next use, and to the use after it; NOT_SOON where no use is known. Returns a Future of both
+        arrays, or None while too little is known
     may_go : tells which copies of (n,) files this node may drop
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """

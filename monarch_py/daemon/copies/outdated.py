@@ -33,13 +33,13 @@ class Compared:
 
 
 class Outdated:
-    """Compares entries with the source, and drops the copies of files that have changed. `look` may
-    be called from any thread, all other methods only between the iterations of the loop."""
+    """Compares entries with the source, and drops the copies of files that have changed. Any thread
+    may call `look`; all other methods may be called only between two iterations of the loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # By entry: the number of the old copy, and the attributes that the entry gets once that
-        # copy is removed.
+        # By entry: (number of the old copy, the attributes that the entry gets once that copy is
+        # removed).
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
@@ -64,8 +64,8 @@ class Outdated:
         is_left = (states == State.BYPASS) & (word.reason(compared.words) == Reason.CHANGED)
         meant = (kinds == Kind.FILE) & (is_left | (states == State.PRESENT))
         meant &= is_left | (compared.found != lib.MONARCH_SAME)
-        # Entries whose words have changed since the comparison are skipped: another part of the
-        # daemon has handled them.
+        # Entries whose words have changed since the comparison are skipped, because another part of
+        # the daemon has handled them meanwhile.
         meant &= catalog.words[compared.ids] == compared.words
         usable = meant & (compared.found != lib.MONARCH_GONE) & ~self._marked(compared)
         present = states == State.PRESENT
@@ -93,8 +93,8 @@ class Outdated:
         return np.fromiter(marked, dtype=bool, count=len(inodes))
 
     def step(self) -> None:
-        """Runs one iteration: updates the attributes of entries whose old copies are removed by
-        now."""
+        """Runs one iteration: updates the attributes of those entries whose old copy has been
+        removed by now."""
         if not self._fresh:
             return
         catalog = self.shared.catalog

@@ -28,7 +28,7 @@ def _open(pack: Path) -> int:
 
 class Packs:
     """The packs that the configuration names. The engine's threads read small files from them. If a
-    pack cannot be used, that is logged, and its files are read one by one.
+    pack cannot be used, this is logged, and the pack's files are read one by one.
 
     engine : struct monarch_engine *
     """
@@ -67,8 +67,9 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns (n,) files in the order in which they are best read: files from packs are put in
-        the order of their pack, at the positions that such files had before."""
+        """Returns (n,) files in the order in which they are best read. Files in packs are sorted by
+        source and by their position in the pack; the sorted files take the places in the array that
+        files in packs had before."""
         if not self._used or len(ids) < 2:
             return ids
         places = np.empty(len(ids), dtype=np.int64)

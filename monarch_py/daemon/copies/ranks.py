@@ -3,8 +3,8 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). In terms of Algorithm 1, the demands of a rank are its queue, and slices of the
-engine's thread time are its threads.
+4.2 and 4.3). In terms of Lobster's Algorithm 1, the demands of a rank are its queue, and slices of
+the engine's thread time are its threads.
 """
 
 import math
@@ -24,12 +24,13 @@ from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# The sum of the bytes that a rank has opened decays exponentially with the time constant MEMORY_S
-# [s]. A rank whose decayed sum is below one byte is not active.
+# For each rank, the sum of the bytes that it has opened decays exponentially with the time constant
+# MEMORY_S [s]. A rank whose decayed sum is below one byte is not active.
 MEMORY_S = 0.5
-# The thread time is cut into SLICES slices per rank on average. The cost of the search grows with
-# the square of the number of slices. With more than MOST_SEARCHED ranks, each rank gets slices in
-# proportion to its load instead; the search would give the same with many thin slices.
+# The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
+# best division; its cost grows with the square of the number of slices. With more than
+# MOST_SEARCHED ranks, nothing is searched: each rank gets slices in proportion to its load, as the
+# search would find with many thin slices.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load. The readers of a rank wait for a
 # bounded time (csrc/preload/fill/demand.c), which must not run out because other ranks miss more.
@@ -37,8 +38,8 @@ LEAST_LOAD = 0.25
 # The policy takes integers, so loads are given to it in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# Returns (ranks of a node,) how much each rank will load next, in any unit; None if that is not
-# known.
+# A function that returns (ranks of a node,) how much each rank will load next, in any unit; None if
+# that is not known.
 Prediction = Callable[[], Floats | None]
 
 
@@ -89,8 +90,8 @@ class Ranks:
     def step(self, planned: Prediction) -> None:
         """Runs one iteration.
 
-        planned : returns what a plan predicts, by the ranks' numbers. Without a plan, each rank's
-            recent misses are the prediction
+        planned : returns what a plan predicts, in the order of the ranks' numbers. Without a plan,
+            each rank's recent misses are the prediction
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -120,8 +121,8 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns (active,) how much each of these ranks loads next. Without a plan, this is the
-        rank's miss ratio in bytes: all ranks of a job read equally much in a step, so their ratios
-        are comparable."""
+        share of the opened bytes that the rank has missed: all ranks of a job read equally much in
+        a step, so their shares are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -1,7 +1,7 @@
 """Reads copies in slow tiers into the page cache before a plan's programs open them.
 
-The page cache is used rather than a second copy: the kernel can reclaim the memory, no byte is in
-memory twice, and each file keeps its one copy.
+The page cache is used rather than a second copy in a faster tier: the kernel can reclaim the memory
+of the cache, no byte is in memory twice, and each file keeps its one copy.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# Limits on the copies being read at a time [files, bytes]. They are low because a file that is
-# needed sooner than these may become known at any moment, and should not wait behind many reads.
+# At most this many copies, and at most this many bytes, are being read at a time. The limits are
+# low because a file that is needed sooner may become known at any moment, and should not wait
+# behind many reads.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
@@ -34,7 +35,8 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        self._brought = np.zeros(0, dtype=bool)  # by entry, whether paged in since its last open
+        # By entry: whether the copy was paged in since the file was last opened.
+        self._brought = np.zeros(0, dtype=bool)
         self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
         self.files = 0
 
@@ -51,9 +53,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies be paged in. Of (n,) files in the order of their use, takes the first
-        ones that `wants` selects, up to the limits above. The engine does these orders after all
-        orders that programs wait for."""
+        """Orders that copies be paged in. Of (n,) files in the order of their use, takes those that
+        `wants` selects, from the first one on, up to MOST_FILES and MOST_BYTES. The engine does
+        these orders after all orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -77,13 +79,13 @@ class ReadAhead:
 
     def filled(self, ids: Ids) -> None:
         """Notes (n,) files whose fill has been ordered or has just ended: the pages of a new copy
-        are in memory already. The caller reports a fill also when it is ordered, because the copy
-        is visible before its result is processed."""
+        are in memory already. The caller reports a fill already when it is ordered, because
+        programs can open the copy before the fill's result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. They are paged in again before their next
-        use."""
+        """Notes (n,) files that programs have opened. Their copies are paged in again before their
+        next use."""
         self._set_brought(ids, brought=False)
 
     def _set_brought(self, ids: Ids, *, brought: bool) -> None:

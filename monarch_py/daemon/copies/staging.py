@@ -1,8 +1,8 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
 Files that a node reads but does not keep lie in this area from their fetch to their use (the
-staging buffer of NoPFS, 2). The area has the last tier number. No policy places files in it, and it
-has no manifest.
+staging buffer of NoPFS, 2). The area has the highest tier number. No policy places files in it, and
+it has no manifest.
 """
 
 import logging
@@ -24,7 +24,7 @@ from monarch_py.util.units import GIB
 
 log = logging.getLogger("monarch.staging")
 
-# Without a configured area, one is created in shared memory. Its size is the least of DEFAULT_BYTES
+# If no area is configured, one is created in shared memory. Its size is the least of DEFAULT_BYTES
 # [bytes], 1/SHARE_OF_DISK of the file system's free space, and 1/SHARE_OF_MEMORY of the free
 # memory.
 DEFAULT_BYTES = GIB
@@ -84,7 +84,7 @@ class Staging:
         # The staged files, in the order of their arrival or last open. A copy that was dropped for
         # another reason stays in the list until `_drop` reaches it.
         self._entries: dict[int, None] = {}
-        self.refused: list[Ids] = []  # left to the source until the area changes
+        self.refused: list[Ids] = []  # files left to the source until the area changes
         self.staged = self.dropped = 0
 
     # --- contents -------------------------------------------------------------------------------
@@ -133,9 +133,10 @@ class Staging:
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until need_bytes of room are free or being freed. Copies whose next use
-        comes before `least_use` (a distance as in `NodePolicy.next_use`) are kept. Returns whether
-        any room is being freed."""
+        """Drops copies until need_bytes of room are free, or will be once the dropped copies are
+        removed. Copies whose next use comes before `least_use` (a distance as in
+        `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still to be
+        removed."""
         if self.tier is None:
             return False
         leaving = self.copies.leaving[self.number]
@@ -146,8 +147,8 @@ class Staging:
 
     def _drop(self, bytes_: int, least_use: int) -> None:
         """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Among copies
-        with the same next use, or with no known one, the least recently arrived or opened is
-        dropped first."""
+        with the same next use, and among copies without a known one, the copy that arrived or was
+        opened longest ago is dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -165,8 +166,8 @@ class Staging:
     # --- no room --------------------------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source at once, because no copy can be dropped for them now and
-        readers wait. When the area changes, the files become ABSENT, so that their next open
+        """Leaves (n,) files to the source at once, because readers wait and no copy can be dropped
+        for the files now. When the area changes, the files become ABSENT, so that their next open
         requests them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)

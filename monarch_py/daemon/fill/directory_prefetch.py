@@ -1,8 +1,9 @@
-"""`prefetch: auto`: fills the other files of directories that programs read through, ahead of time.
+"""`prefetch: auto`: once programs read through a directory, fills its other files ahead of time.
 
-In a cluster, each node first fills the files that it reads from the source for all nodes: it is
-their home. It fetches other nodes' files only while a processor is idle, so that no program is
-slowed down. There is no hurry: once another node has a copy, a fetch from it is fast.
+In a cluster, each file has a home, which is the node that reads the file from the source for all
+nodes. Each node first fills the files whose home it is. It fetches other nodes' files only while a
+processor is idle, so that no program is slowed down. There is no hurry: once another node has a
+copy, a fetch from it is fast.
 """
 
 import os
@@ -20,7 +21,7 @@ from monarch_py.native import NO_IDS, Ids, State, ffi, lib, pointer
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled once NAMES of its files were read to their end. All subdirectories of a
-# directory are filled once files were read to their end below NAMES of them.
+# directory are filled once NAMES of them hold, at any depth, a file that was read to its end.
 NAMES = 4
 # Of the files read to their end between two iterations, at most this many are examined; a few are
 # enough to recognise the directory that programs read.
@@ -29,23 +30,23 @@ LOOKS = 64
 QUEUE = 4096
 # At most this many entries of the catalog are examined in one iteration.
 ENTRIES = 65536
-# Dropping unused copies frees at least this much room at a time, so that it is not done for every
-# single file [bytes].
+# When unused copies are dropped, at least this much room is freed, so that copies need not be
+# dropped for every single file [bytes].
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
 # For this long after an open, programs are expected to use more of the prefetched files [s].
 AWAKE_S = 2.0
 
-# The flag of an entry whose home is another node.
+# The flag of an entry whose file has its home on another node.
 OF_OTHERS = int(lib.MONARCH_OF_OTHERS)
 # A directory: the number of its source, and its path relative to the source ("" for the root).
 Place = tuple[int, str]
 
 
 class _Home(IntEnum):
-    """The home of a file, which is the node that reads it from the source: HERE is this node,
-    ELSEWHERE is another node. Without a cluster, every file has its home here."""
+    """The home of a file: HERE is this node, ELSEWHERE is another node. Without a cluster, every
+    file has its home here."""
 
     HERE = 0
     ELSEWHERE = 1
@@ -120,13 +121,14 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # By home: files of these directories that were found and are not ordered yet.
+        # By home: files of the filled directories that were found and are not ordered yet.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
-        # How many files were ordered so far, and how many are being filled or wait for their turn.
+        # `ordered` : how many files were ordered so far.
+        # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
         # Whether other parts of the daemon need `follow_opens` anyway.
@@ -249,8 +251,8 @@ class DirectoryPrefetch:
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Continues through the catalog until `most` files are ready to be ordered. Returns whether
-        it stopped before that, at the limit of ENTRIES entries."""
+        """Examines further entries of the catalog until `most` files are ready to be ordered.
+        Returns whether it has stopped earlier, because ENTRIES entries were examined."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -283,9 +285,10 @@ class DirectoryPrefetch:
         which there will be room. From then on nothing is prefetched, because the tiers have no room
         for it.
 
-        A file gets this room only when it is used for the second time. The first use does not tell
-        what the program reads: if it reads all files once an epoch, it will still come to the
-        prefetched files; if it reads only a part of the files, it comes back to that part.
+        A file gets this room only when it is used for the second time, because its first use does
+        not tell which files the program reads. A program that reads all files once an epoch still
+        comes to the prefetched files, so their copies should stay. A program that reads only a part
+        of the files comes back to that part, so the unused copies can go.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -303,8 +306,8 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the files that were found and not ordered, because a new directory comes first.
-        They will be found again later."""
+        """Forgets the files that were found and are not ordered yet, because a new directory comes
+        first. They will be found again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -326,8 +329,8 @@ class DirectoryPrefetch:
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:
-        """Returns the status fields about prefetched and unused copies; None where nothing is
-        prefetched."""
+        """Returns the status fields about copies that were prefetched and are unused; None where
+        nothing is prefetched."""
         if not self.is_on:
             return None
         ids, n_bytes = self.unused.copies()

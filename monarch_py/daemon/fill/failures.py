@@ -32,7 +32,7 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # Postponed files: those in use, and those to be filled ahead.
+        # Files whose fill is postponed: those in use, and those to be filled ahead.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
@@ -40,7 +40,7 @@ class FailedFills:
         self.count = 0
 
     def __len__(self) -> int:
-        """The number of files that are postponed until the daemon may have a descriptor again."""
+        """The number of files whose fill is postponed because the daemon had no free descriptor."""
         return len(self._in_use) + len(self._ahead)
 
     def take(self, result: Any) -> None:
@@ -50,7 +50,7 @@ class FailedFills:
         tier = self._copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
-            tier.adopt(catalog.entries["size"][[entry]])  # the part that was filled takes room
+            tier.adopt(catalog.entries["size"][[entry]])  # the unfinished copy still takes room
             tier.fail(int(result["left"]))
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
@@ -75,9 +75,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a file until the daemon may have a descriptor again. Meanwhile the source
-        serves a file that programs use. A file to be filled ahead stays WANTED, so that the command
-        that requested it keeps waiting, or can cancel it."""
+        """Postpones a fill that has failed because the daemon had no free descriptor. Meanwhile,
+        the source serves the file if programs use it. A file to be filled ahead stays WANTED, so
+        that the command that requested it keeps waiting, or can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",

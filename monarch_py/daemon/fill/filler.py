@@ -28,14 +28,16 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.filler")
 
-# The engine has at most this many orders at a time from sources, and as many from peers: enough
-# that its threads never wait for Python, and few enough that a million requested files take little
-# memory (an order takes about 500 bytes).
+# The engine has at most this many orders at a time of each kind: fills from sources for files in
+# use, fills from peers for files in use, and orders for other files. That is enough that its
+# threads never wait for Python, and few enough that a million requested files take little memory
+# (an order takes about 500 bytes).
 ORDERS = 2048
-# Limit on the background fills that the engine has at a time: AHEAD_BYTES [bytes], because their
-# room is reserved already. AHEAD_FILES files may be ordered whatever their size, so that a thread
-# that ends a fill finds another one.
+# The background fills that the engine has at a time have at most this total size, because their
+# room is reserved already [bytes].
 AHEAD_BYTES = 256 << 20
+# This many background fills may be ordered whatever their size, so that a thread that ends a fill
+# finds another one.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long, other nodes keep the files that the node should
@@ -93,8 +95,8 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When a file to be kept here was last refused for lack of room, and when the current series
-        # of such refusals began [s].
+        # When files that this node should keep were last refused for lack of room, and when the
+        # current series of such refusals began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
@@ -109,8 +111,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant, and registers the orders that the engine has made under it. From
-        now on Python decides."""
+        """Ends the engine's grant, and registers the orders that the engine has made under it.
+        Until `end_turn`, only Python decides."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -122,10 +124,11 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room: until the next iteration, it orders fills of files that readers
-        wait for, and places them where the filler would. The grant has no room while a plan assigns
-        files to tiers. It has no room either while no fills are ordered: the loop then need not
-        query the tiers for their room, so that a tier that hangs does not block the loop."""
+        """Grants the engine room: until the next iteration, the engine orders fills of files that
+        readers wait for, and places them where the filler would. The grant has no room while a plan
+        assigns files to tiers. It has no room either if no fill was ordered for GRANTED_S: the loop
+        then need not query the tiers for their room, so that a tier that hangs does not block the
+        loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -153,7 +156,7 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some orders that were to ask a peer read the source in the end, because the peer is
+            # Some of the orders that ask a peer read the source in the end, because the peer is
             # lost or the source is faster. So the sum of both kinds has a limit as well.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
@@ -174,7 +177,7 @@ class Filler:
 
     def _leave_to_source(self) -> None:
         """Leaves requested files to the source until it is known which node keeps which file,
-        because readers must not wait for that."""
+        because readers must not wait until then."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -192,16 +195,16 @@ class Filler:
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops copies that the peer server has found damaged and refused to send. This node's own
-        programs must not read them either."""
+        """Drops copies that the peer server has found damaged, and has refused to send. This node's
+        own programs must not read these copies either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders a portion of the files to be filled ahead. Returns whether the engine could take
-        more because many of the files had no room in any tier; the next files may then be tried at
-        once."""
+        """Orders a portion of the files to be filled ahead. Returns True if the engine could take
+        more although ORDERS files were tried, because many of them had no room in any tier. The
+        caller may then try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -222,8 +225,8 @@ class Filler:
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
         """Orders fills of (n,) files that a plan needs next, in this order. Returns the files that
-        stay ABSENT, because they have no room; if one of them was to be staged, all later files to
-        be staged stay ABSENT too.
+        stay ABSENT because they have no room. If a file that was to be staged has no room, all
+        later files to be staged stay ABSENT too.
 
         horizon : a copy may be dropped to make room for files to be staged if its next use is at
             least this many files away
@@ -233,7 +236,7 @@ class Filler:
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders a fill of each of (n,) files that is WANTED. Returns the number of orders. A file
+        """Orders a fill of each WANTED file among (n,) files. Returns the number of orders. A file
         that is named twice is filled once: only one of two copies would be published, and the other
         would occupy room."""
         ids = distinct(ids)
@@ -261,8 +264,8 @@ class Filler:
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
         """Orders fills into the staging area for files without a place in the tiers. Returns the
-        number of orders. A file that is neither in use nor needed by a plan is skipped: it would be
-        dropped again before its use. Its own open stages it."""
+        number of orders. A file that is neither in use nor needed by a plan is skipped, because its
+        copy would be dropped again before its use; it is staged when a program opens it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -289,8 +292,8 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders a fill of file ids[i] into the tier tiers[i], which has room for it, for (n,)
-        files. Returns n."""
+        """Orders, for each of (n,) files, a fill of file ids[i] into the tier tiers[i], which has
+        room for the file. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -323,11 +326,11 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """Handles files for which no tier has room now, and returns those that are to be staged.
-        If copies may be dropped for a file, the file waits for the room of these copies; copies of
-        datasets that are not configured are dropped first. The other files are staged. Without a
-        staging area, the source serves them at once, because readers wait; they are retried when no
-        fill runs any more."""
+        """Handles files for which no tier has room now, and returns those that are to be staged. If
+        copies may be dropped for a file, the file waits for the room of these copies; copies of
+        datasets that are not configured are dropped first. All other files are staged. Without a
+        staging area, the source serves them at once, because readers wait; their fills are retried
+        when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -420,10 +423,11 @@ class Filler:
         if unstaged:
             self.staging.let_in()
         # Files that wait for room are retried when all removals are done. The staging area drops
-        # copies all the time, so there they are retried at each removal.
+        # copies all the time, so files are also retried whenever a copy was removed from it.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # While a scan still finds files, room is kept free for their entries.
+        # While a scan still finds files, nothing is retried, because room is kept free for the
+        # files' entries.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
@@ -495,9 +499,9 @@ class Filler:
         return dropped
 
     def close(self, limit_s: float) -> int:
-        """Abandons all orders. Tiers with copies that still wait for their check are marked, so
-        that the next daemon checks these copies. Returns how many of the engine's threads have not
-        ended within limit_s."""
+        """Abandons all orders. Marks the tiers in which copies still await their check, so that the
+        next daemon checks these copies. Returns how many of the engine's threads have not ended
+        within limit_s."""
         self.begin_turn()
         words = self.shared.catalog.words
         unchecked = word.state(words) == State.FILLING

@@ -45,8 +45,8 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files behind all others of their kind: behind those that commands have requested if
-        there is a ticket, otherwise behind those that the scan has found. A ticket names the
+        """Adds files behind all others of their kind: with a ticket, behind those that commands
+        have requested; without one, behind those that the scan has found. A ticket names the
         command, which can cancel its files."""
         (self._asked if ticket else self._met).append((ticket, ids))
 

@@ -24,19 +24,21 @@ class FillRequests:
     the filler checks its state again, because the file may be in two queues, or may have been
     changed meanwhile.
 
-    eager : whether all files are requested, behind those that programs use and those that `warm`
-        names
+    eager : whether all other files are filled too, after the files that programs use and those that
+        `warm` names
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Returns the order in which files that are filled ahead are best read.
+        # Puts files that are filled ahead into the order in which they are best read.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
-        # Files that programs use. All enter the first queue; `part_ways` then sorts them into two:
-        # files that are read from the sources, and files that are fetched from peers.
+        # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
+        # two queues `_by_way`: files that are read from the sources, and files that are fetched
+        # from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
+        # Files that readers wait for.
         self._awaited: deque[Ids] = deque()
         # Files that wait until copies are removed, as (files, whether programs use them).
         self._no_room_yet: list[tuple[Ids, bool]] = []
@@ -59,9 +61,10 @@ class FillRequests:
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts the WANTED files for which readers wait into the queue that is served first. Files
-        to be filled ahead may be among them: the daemon does not know of their opens if `prefetch`
-        is `none`, or if the open came before the file became WANTED."""
+        """Puts the WANTED files for which readers wait into the queue that is served first. Some of
+        them may have been queued only to be filled ahead: the daemon does not know that a program
+        has opened a file if `prefetch` is `none`, or if the open came before the file became
+        WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -127,9 +130,10 @@ class FillRequests:
 
     def warm(self, ids: Ids, ticket: str) -> int:
         """Makes the files of a command WANTED, and queues them in this order behind those that
-        programs use; files of a pack are queued in the pack's order. Files that had no room or
-        failed before are queued again. Files that are being filled for another command are recorded
-        under this command's ticket too. Returns how many of the files are to get a copy."""
+        programs use; files of a pack are queued in the pack's order. Files that had no room before,
+        or whose fill has failed before, are queued again. Files that are being filled for another
+        command are recorded under this command's ticket too. Returns how many of the files are to
+        get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -140,8 +144,8 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Handles files that have become ABSENT without a command: with `prefetch: eager` they are
-        filled ahead again, otherwise when they are read."""
+        """Handles files that are ABSENT again and that no command requests: with `prefetch: eager`
+        they are filled ahead again, otherwise when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -172,8 +176,8 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Handles files that are ABSENT because a command has cancelled them. With `prefetch:
-        eager`, those that the scan has found are queued again."""
+        """Handles files that are ABSENT because a command has cancelled their fills. With
+        `prefetch: eager`, those that the scan has found are queued again."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------
@@ -184,8 +188,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Of (n,) files, makes those ABSENT that are BYPASS for one of these reasons, and returns
-        them."""
+        """Of (n,) files, takes those that are BYPASS for one of these reasons, makes them ABSENT,
+        and returns them."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]

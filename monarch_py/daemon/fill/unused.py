@@ -10,20 +10,21 @@ import numpy.typing as npt
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import NO_IDS, Ids, State
 
-# Limit on the size of unused prefetched files: BYTES_AT_FIRST [bytes], even before programs have
-# read anything, plus BYTES_FOR_EACH_READ for each byte that they have read. A byte counts once,
-# however often it is read.
+# The total size of unused prefetched files may be BYTES_AT_FIRST [bytes], even before programs have
+# read anything, and BYTES_FOR_EACH_READ more for each byte that programs have read. A byte counts
+# once, however often it is read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : it was prefetched and is unused.  READ : programs have read it.
-# REFUSED : it had no room when it was used before.
+# REFUSED : it had no room in an earlier use.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # Opens of a file within this time count as one use of the file [s].
 ONE_USE_S = 1.0
 
 
 class UnusedPrefetch:
-    """The files that were filled ahead, or are being filled, and that no program has opened yet.
+    """The files that were filled ahead, or are being filled ahead, and that no program has opened
+    yet.
 
     files, bytes_ : how many they are, and the sum of their sizes
     read_bytes : the sum of the sizes of all files that programs have read, each counted once

@@ -12,8 +12,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # The time limit for the answer of one node [s]. A daemon answers between two iterations of its
 # loop, so an iteration may delay its answer.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time. It is so large that the whole answer meets its time
-# limit (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. The number is so large that the answer for all nodes
+# meets its time limit (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
 MOST_AT_A_TIME = 256
 
 WHY = {

@@ -32,7 +32,7 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 log = logging.getLogger("monarch.nodes")
 
 # For this long after the daemon's start, readers wait until this node knows which node keeps which
-# file [s]. All nodes come to know it within this time of each other, unless a node scans by itself.
+# file [s]. Unless a node scans by itself, all nodes learn this within START_LIMIT_S of each other.
 START_LIMIT_S = 1.0
 # For this long after the daemon's start, background requests of other nodes (requests that no
 # reader waits for) wait while this node scans by itself [s]. Otherwise the other nodes would read
@@ -42,7 +42,7 @@ SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room of each node for files [bytes], for sizes rounded to `UNIT`. A
+    """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes]. A
     margin is subtracted, so that an owner really has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
@@ -93,14 +93,15 @@ class Nodes:
     @property
     def may_wait(self) -> bool:
         """Whether readers, here and on other nodes, wait until it is known which node keeps which
-        file, because that is expected soon."""
+        file: this is expected to be known soon."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
         """Returns which requests of other nodes wait until it is known what this node keeps. The
-        first node that knows its own files starts to fetch ahead. If its requests to other nodes
-        did not wait, it would read files from the source that only those nodes are to read."""
+        reason to let them wait: the first node that knows its own files starts to fetch ahead, and
+        if other nodes did not let its requests wait, it would read files from the source that only
+        those nodes are to read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -135,9 +136,10 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Of (n,) files for which this node has no room, passes on those that it owns. From now on
-        the next node in the file's order of nodes (`rendezvous.next_nodes`), if there is one, owns
-        the file. Peers that ask this node for such a file are redirected to its new owner."""
+        """Of (n,) files for which this node has no room, passes on those that it owns. The new
+        owner of such a file is the next node, if there is one, in the file's order of nodes
+        (`rendezvous.next_nodes`). Peers that ask this node for the file are redirected to its new
+        owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -157,7 +159,7 @@ class Nodes:
 
     def adopt(self, ids: Ids) -> None:
         """Notes (n,) files that this node owns from now on, because the nodes that precede it in
-        the order of nodes of these files have no room."""
+        each file's order of nodes have no room."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False

@@ -1,8 +1,8 @@
 """Tracks which node has the whole of which file, and chooses a node or the source for each fill.
 
-Only the owner of a file reads its first copy from the source. So there is a choice (NoPFS 4) only
-if a node is known to have the whole file: because it has sent all of it before, or because all
-nodes are past the file's first use in a plan.
+Only the owner of a file reads its first copy from the source. So a fill can choose between a node
+and the source (NoPFS 4) only if a node is known to have the whole file: because it has sent all of
+it before, or because all nodes are past the file's first use in a plan.
 """
 
 import time
@@ -31,9 +31,9 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether the faster of the two is chosen; otherwise the nodes that hold a file are
-        asked as long as they answer
-    chosen : how many fills have gone to the source so far although a node has the file
+    chooses : whether the faster of a node and the source is chosen; otherwise the nodes that hold a
+        file are asked as long as they answer
+    chosen : how many fills were sent to the source so far although a node has the file
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class RouteChooser:
         inside = ids < len(self._who)
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
-            # If the connection broke, the daemon may have been restarted and have lost the file. A
-            # daemon that was only late has not lost it.
+            # If the connection to a node broke, its daemon may have been restarted and have lost
+            # the file. A daemon that only answered late has not lost it.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY

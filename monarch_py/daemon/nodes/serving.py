@@ -21,7 +21,7 @@ from monarch_py.storage.tiers import Tier
 class Membership:
     """What a daemon needs to serve the other nodes.
 
-    listener : the socket at which they reach this daemon
+    listener : the socket at which the other nodes reach this daemon
     status : returns this node's status for nodes that ask for it
     """
 
@@ -51,7 +51,7 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # This reference keeps the segment mapped that C reads.
+        # This reference keeps the segment mapped, because C reads the segment.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
@@ -65,8 +65,9 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. The node fills the entries that it keeps when
-        a peer asks for them. Peers that ask for entries which it has passed on are redirected.
+        """Sets which of (n,) entries this node keeps. When a peer asks for such an entry, this node
+        fills it. When a peer asks for an entry that this node has passed on, the peer is
+        redirected.
 
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
@@ -86,7 +87,8 @@ class ReplicaServer(PeerServer):
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS no request waits, because this is known or the wait has taken too long.
+        MONARCH_NOBODY_WAITS no request waits, because what this node keeps is known, or because
+        peers have waited too long for it.
         """
         lib.monarch_holdings_patience(self._c, patience)
 

@@ -16,8 +16,8 @@ from monarch_py.policies.routing import SOURCES
 
 # Numbers of readers are grouped into levels by powers of two.
 LEVELS: int = lib.MONARCH_LEVELS
-# Measured rates lose weight exponentially with the time constant MEMORY_S. LOOK_S : the shortest
-# interval between two measurements [s].
+# MEMORY_S : measured rates lose weight exponentially with this time constant [s].
+# LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
 # A place's rate at one level is out of date if it is this much older than the place's latest rate
 # at any level [s].
@@ -31,9 +31,9 @@ Counts = Uints
 class Throughput:
     """The rates of `places` places, numbered as in `policies.routing`.
 
-    look : returns (places, 2, LEVELS) the bytes and times [ns] of all readers together since the
-        start
-    performance : rates from the configuration, used until any is measured
+    look : returns (places, 2, LEVELS): the bytes that all readers together have got since the
+        start, and the time that they have taken together [ns]
+    performance : rates from the configuration; a place's rate is used until one is measured there
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Fetches files ahead along the plans.
 
 Files are fetched in the exact order of access (NoPFS 2, Rule 1), after files that readers wait for.
-Files that this node keeps go into the tiers, and all others into the staging area, as far ahead as
-the area can hold them. Beyond this window, kept files are fetched in the order of their first use.
+Files that this node keeps go into the tiers, and all others into the staging area. The files that
+are fetched in this way are the window: it ends where the staging area could hold no more. Beyond
+the window, only kept files are fetched, in the order of their first use.
 """
 
 import math
@@ -23,13 +24,14 @@ LOOK = 65536
 # The window takes all of the staging area except 1/WINDOW_LEAVES, which is left for files that
 # readers demand and for files that were used just now.
 WINDOW_LEAVES = 8
-# Limits on the fetches ahead at a time: at least LEAST_FILES, at most MOST_FILES and MOST_BYTES
-# [bytes]. They are low because files that are used sooner may become known at any moment.
+# Limits on the unfinished fetches ahead: at most MOST_FILES files and MOST_BYTES [bytes], but
+# LEAST_FILES files whatever their size. The limits are low, because files that are used sooner may
+# become known at any moment.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
-# Opens lose weight exponentially with this time constant. After this time without any open, no use
-# is predicted [s].
+# In the measured pace of programs, opens lose weight exponentially with this time constant [s]. If
+# no file is opened for this long, no use is predicted.
 MEMORY_S = 2.0
 
 
@@ -53,7 +55,7 @@ class FetchAhead:
         self._kept_order = order  # kept files that are not ordered yet
         self._queue: Ids = NO_IDS
         self._paged: Ids = NO_IDS  # files with copies in slow tiers that are used next
-        self._horizon = 0  # the end of the window, in files from now
+        self._horizon = 0  # the number of coming files in the window
         self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
@@ -143,11 +145,12 @@ class FetchAhead:
             return
         left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
-        # A tier may be fuller than the placement assumed. The file is then staged shortly before
-        # its use.
+        # A tier may be fuller than the placement assumed. A file that then has no room in it is
+        # staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room for these files yet, so it has none for files used later.
+            # The staging area has no room for some of these files yet, so it has none for files
+            # that are used later.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 

@@ -24,8 +24,8 @@ def version_of(file: Path) -> Version:
 
 def load_plan(file: Path, nodes: int) -> Loaded:
     """Loads the plan of a training on `nodes` nodes. Its accesses are converted to accesses of
-    whole files, because a daemon copies whole files only. A single node (1) follows node 0 of any
-    plan.
+    whole files, because a daemon copies whole files only. If `nodes` is 1, this node follows node 0
+    of the plan, however many nodes the plan is for.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """

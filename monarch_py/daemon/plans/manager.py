@@ -2,7 +2,7 @@
 
 While a plan agrees with what programs open, this node keeps the files that the plan places on it
 (`placement.py`), and fetches files before they are needed (`fetch_ahead.py`). A plan that disagrees
-is dropped. When all plans are dropped, files are kept as without a plan.
+is dropped. When all plans are dropped, this node keeps files as it does without a plan.
 """
 
 import logging
@@ -42,7 +42,7 @@ class PlanManager:
     """Follows all plans of this daemon. Runs in the daemon's loop.
 
     plans : the plans that `load_plan` returned, each with its file. If several jobs read one
-        dataset, each has a plan, and they share the tiers
+        dataset, each job has a plan of its own, and the jobs share the tiers
     """
 
     def __init__(self, plans: Sequence[tuple[Path, Loaded]], filler: Filler) -> None:
@@ -82,9 +82,9 @@ class PlanManager:
 
     def observe(self, opened: Ids) -> None:
         """Notes (n,) entries that programs have opened since the last iteration. Call it before the
-        iteration drops copies. Until then these entries still count as needed next, although they
-        have just been used: their copies would be kept, and copies that are still needed would be
-        dropped instead."""
+        iteration drops copies. Until this call, the entries still count as needed next, although
+        they have just been used: their copies would be kept, and copies that are still needed would
+        be dropped instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -117,9 +117,8 @@ class PlanManager:
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
-        """Drops the plan if the body of the `with` statement raises an error, so that a faulty plan
-        does not end the daemon. If the plan was dropped in the body, for whatever reason, logs the
-        reason."""
+        """Drops the plan if the block raises an error, so that a faulty plan does not end the
+        daemon. If the plan was dropped in the block, for whatever reason, logs the reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
@@ -137,8 +136,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `routes` where to find the files of a run that all nodes have finished: the node
-        that owns such a file has the whole file."""
+        """Tells `routes` which nodes have the files of a run (plan/run.py) that all nodes have
+        finished: the node that owns such a file has the whole file."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -151,7 +150,7 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Keeps files as without a plan from now on, because all plans were dropped."""
+        """Makes this node keep files as it does without a plan, because all plans were dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
@@ -164,7 +163,7 @@ class PlanManager:
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """Retries dropped plans when the time has come (`retry`)."""
+        """Retries dropped plans in the cases that `retry` describes."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -201,7 +200,7 @@ class PlanManager:
 
     def _has_other(self, tracker: PlanTracker) -> bool:
         """Whether the job that did not follow a dropped plan has ended, and programs have opened
-        files since then."""
+        files since its end."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 
@@ -223,8 +222,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Has the thread find the plans' files and place them, once everything is scanned. Applies
-        the result when it is there."""
+        """Once everything is scanned, has the thread find the plans' files and place them. Applies
+        the result when the thread has finished."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -304,8 +303,8 @@ class PlanManager:
 
     def due_bytes(self) -> Floats | None:
         """Returns (ranks of this node,) the total size of the files that each rank needs next and
-        that have no copy here yet [bytes]. Returns None without a plan, and with several plans,
-        because it is not known which plan a rank follows."""
+        that have no copy here yet [bytes]. Returns None without a plan. Returns None with several
+        plans too, because it is not known which of them a rank follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None

@@ -55,7 +55,7 @@ class PlacementTask:
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
     is_first : whether this is the first placement. In a later one, files stay with the nodes that
-        keep them now, because not all nodes may place at the same time
+        keep them now: the nodes do not all make it at the same time, and would disagree meanwhile
     """
 
     trackers: Sequence[PlanTracker]
@@ -82,8 +82,8 @@ class PlacementTask:
             used, first_use = _uses(self.trackers[i])
             np.add.at(frequency, at, used)
             np.minimum.at(first, at, first_use)
-        # The order of files breaks ties. The nodes' catalogs may list the files in different
-        # orders, so all nodes use the order of the files' hashes.
+        # Ties in the placement are broken by the order of the files. The nodes' catalogs may list
+        # the files in different orders, so all nodes use the order of the files' hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
@@ -164,7 +164,7 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of the file. If this node never uses the file, this is the position of the
+    this node's first use of the file. If this node never uses the file, the position is that of the
     first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use

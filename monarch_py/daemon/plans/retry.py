@@ -1,9 +1,9 @@
 """Decides when a dropped plan is retried.
 
-A plan was dropped because a job did not do what the plan predicts. Another job may follow the plan.
-So the plan is retried in three cases: all processes that used the session at that time have ended
-and other processes open files; a `monarch run` begins; the plan's file has changed. These checks
-run in a thread.
+A plan is dropped if a job does not do what the plan predicts. Another job may follow the plan. So a
+dropped plan is retried in three cases: all processes that used the session just after the plan was
+dropped have ended, and other processes open files; a `monarch run` begins; the plan's file has
+changed. These checks run in a thread.
 """
 
 import time
@@ -19,7 +19,8 @@ class Job:
 
     prefix : the beginning of the paths of the session's catalogs. A process that has looked up a
         file of the sources has a catalog mapped
-    over_at : when all these processes were found to have ended [s of time.monotonic]
+    over_at : when all these processes were found to have ended, on time.monotonic(); infinity until
+        then [s]
     """
 
     prefix: str

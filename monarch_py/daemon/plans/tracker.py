@@ -1,6 +1,9 @@
 """One access plan on this node: the catalog entries of its files, and the programs' progress.
 
-Slow work (finding the files, drawing an epoch, searching for the programs' position) runs in a
+The plan is followed run by run: a run holds the files that this node uses in one section of an
+epoch, in the order of their first use (plan/run.py).
+
+Slow work (finding the files, drawing a run, searching for the programs' position) runs in a
 thread. The loop polls for its results and never waits for them.
 """
 
@@ -25,8 +28,8 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# A plan is dropped after at least this many searches without a result, if the last accesses
-# disagreed with the plan when the last search began.
+# A plan is dropped after at least this many searches for the programs' position that have found
+# nothing, if the last accesses disagreed with the plan when the last search began.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.
@@ -38,7 +41,7 @@ class Found:
     """The files of a plan in the catalog.
 
     entries : (files,) uint64, the entry of each file;  used : (files,) whether any node uses it;
-    problem : why the plan cannot be followed, "" if it can;  runs : the plan's first two runs
+    problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
     """
 
     entries: Ids
@@ -54,7 +57,7 @@ class PlanTracker:
     state : 'waiting' until the files are known, 'following', 'searching' for the programs'
         position, or 'dropped'
     why : the reason why the plan was dropped, "" otherwise
-    misled : whether it was dropped because a job did not do what the plan predicts
+    misled : whether the plan was dropped because a job did not do what the plan predicts
     """
 
     def __init__(
@@ -65,14 +68,14 @@ class PlanTracker:
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = NO_IDS
-        self.number = 0  # the number of the run in the layout
+        self.number = 0  # the number of the followed run in the layout
         self.estimator: PositionEstimator | None = None
         self._executor = executor
         self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
-        self._search_at = 0  # the next search starts when this many accesses were judged
+        self._search_at = 0  # the next search starts once this many accesses were judged
         self._is_last = False  # whether the plan is dropped if this search finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
@@ -107,7 +110,8 @@ class PlanTracker:
         return used
 
     def begin(self, found: Found, catalog_entries: int) -> None:
-        """Starts following the plan, beginning with the accesses that were noted until now."""
+        """Starts following the plan, beginning with the accesses that were noted before this
+        call."""
         if self.state == "dropped":
             return
         self.entries = found.entries
@@ -161,8 +165,8 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Files that any node has used in the last run now have copies on
-        the nodes that keep them."""
+        """Goes on to the next run. Once a run has ended, each file that any node has used in it has
+        copies on the nodes that keep the file. So the thread finds these files, for `take_used`."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -187,8 +191,8 @@ class PlanTracker:
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
-            # While the next run is being drawn, accesses that do not fit this run may belong to the
-            # next.
+            # While the next run is still being drawn, accesses that do not fit the present run may
+            # belong to the next one.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
@@ -197,10 +201,10 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # Right after a job has jumped to another position, some of its last accesses fit the
-            # old position, and after a jump to the end of an epoch the accesses are from two
-            # epochs. Both may hide the new position. So a search without a result is repeated. The
-            # intervals grow, because each search draws all runs of the plan.
+            # A search that finds nothing is repeated. Right after a job has jumped to another
+            # position, some of its last accesses fit the old position; after a jump to the end of
+            # an epoch, they are from two epochs. Both may hide the new position. The intervals
+            # between searches grow, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
@@ -268,7 +272,8 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Counts how well (n,) entries, which no other plan explains, fit this plan.
+        """Counts how well the opens of (n,) entries fit this plan; no other plan explains these
+        opens.
 
         alone : whether there is no other plan
         """
@@ -324,12 +329,12 @@ def observe(
     opened: Ids,
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Assigns to the plans the (n,) entries that programs have opened since the last call. Each
-    access is explained by at most one plan; plans that have fitted best so far are asked first. An
-    explained access does not count against the other plans. Neither does a file that the job of one
-    plan opens again.
+    """Takes the (n,) entries that programs have opened since the last call, and assigns each open
+    to the plan that explains it. At most one plan explains an open; plans that have fitted best so
+    far are asked first. An open that one plan explains does not count against the other plans. Nor
+    does an open by which the job of another plan repeats one of its accesses.
 
-    at_risk : returns the context in which each plan handles the accesses
+    at_risk : returns the context manager in which a plan handles the accesses
     """
     trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
     left = np.ones(len(opened), dtype=bool)

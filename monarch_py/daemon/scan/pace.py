@@ -5,16 +5,17 @@ from collections import deque
 from monarch_py.scan.walk import ALL_NAMES
 
 # The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
-# least LEAST names. The kernel caches a file's attributes for about a second after the scan has
-# requested them; a fill that begins or ends later has to request them from the source again.
+# least LEAST names. It must not be farther ahead: the kernel caches a file's attributes for only
+# about a second after the scan has requested them, and a fill that begins or ends later has to
+# request them from the source again.
 AHEAD_S, LEAST = 0.4, 8
-# The rate of fills may also be measured over less time than AHEAD_S, because a job soon has many
-# fills of small files. A few fills of large files, however, always end together and look like a
-# high rate. So the scan stays ahead by at most as many files as were filled in the last AHEAD_S,
-# plus files of this total size [bytes].
+# The rate of fills is measured in each iteration of the loop, which usually takes less time than
+# AHEAD_S, so that the rate rises soon when a job begins to fill many small files. But a few fills
+# of large files that end together also look like a high rate. So the scan stays ahead by at most as
+# many files as were filled in the last AHEAD_S, plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
-# The scan is allowed more names once it has found entries since the last allowance, or after this
-# time without any [s].
+# The scan is allowed more names as soon as it has found entries since it was last allowed some, or
+# after this time if it has found none [s].
 LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
@@ -39,7 +40,8 @@ class ScanPace:
         self._active_until = now_s + IDLE_S if awaits_job else now_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # (time [s], number of files filled by then), for the last AHEAD_S and one time before it.
+        # (time [s], number of files filled by that time), for the last AHEAD_S and for one time
+        # before it.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -58,7 +60,8 @@ class ScanPace:
         `Scan.allow`.
 
         opens : opens of programs at the source so far
-        filled, waiting : how many files were filled ahead so far, and how many still wait to be
+        filled, waiting : how many files were filled ahead so far, and how many are still to be
+            filled
         found : entries that the scan has found so far
         size_bytes : mean size of the files that are filled ahead
         """

@@ -1,9 +1,9 @@
 """Revalidates the names and attributes in the catalog against the source, periodically.
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
-directories are compared with the source at least every `revalidate` seconds. If a directory has
-changed, the source answers for the directory for the rest of the session, and for every file in it
-that is gone or replaced.
+directories are compared with the source at least every `revalidate` seconds. Once a directory has
+changed, the source answers for it until the session ends. The source also answers for every file in
+the directory that is gone or was replaced.
 """
 
 import logging
@@ -23,8 +23,9 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# Timestamps of file systems may be as coarse as this [s]. A directory that changed less than this
-# time before its listing may have changed again after the listing without a new timestamp.
+# Timestamps of file systems may be as coarse as this [s]. A directory that was listed less than
+# this time after a change is young: it may have changed again after the listing without a new
+# timestamp.
 YOUNG_S = 2.0
 # How many directories and files are compared in one call. Between two calls the thread applies the
 # configured rate limit, and checks whether it should stop.
@@ -32,8 +33,8 @@ SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. It runs in the daemon's loop, and accesses the source
-    only in a thread, one for each task, because the source may hang."""
+    """Compares directories with the source. `step` runs in the daemon's loop; only threads, one for
+    each task, access the source, because the source may hang."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -41,7 +42,7 @@ class Metadata:
         self._stopping = threading.Event()
         self._is_ready = False
         self._listed = 0  # the number of sources that have their listings
-        self._young: list[int] = []  # young directories, to be compared again
+        self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
         self._held: deque[int] = deque()  # young directories that were found unchanged
         self._hits = 0
@@ -93,8 +94,8 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino
 
     def _begin(self) -> None:
-        """Begins comparisons. Everything known was examined after the scanner's start, so it counts
-        as compared at that time."""
+        """Begins comparisons. Every entry in the catalog was examined after the scanner's start, so
+        it counts as compared at that time."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
@@ -103,16 +104,16 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Starts a thread for `work`, unless the system has no thread left: a later iteration then
-        tries a comparison again, which also reads what this work would have read."""
+        """Starts a thread for `work`. If the system has no thread left, nothing is started; a later
+        iteration then tries a comparison again, which also reads what this work would have read."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()
             self._thread = thread
 
     def _read_masks(self) -> None:
-        """Reads the fields with which the library answers statx. The answer of statfs costs an
-        operation at the source, so it is read with the first comparison."""
+        """Reads the fields with which the library answers statx. The fields for statfs cost an
+        operation at the source, so they are read with the first comparison."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))
@@ -127,8 +128,9 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many answers to clients rely on comparisons: answers about names, and opens
-        of copies. An open that finds no copy is answered by the source itself."""
+        """Returns how many answers that clients got so far rely on comparisons: answers about
+        names, and opens of copies. An open that finds no copy is not counted, because the source
+        itself answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

@@ -29,13 +29,13 @@ log = logging.getLogger("monarch.scanner")
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy` only such directories are listed, and directories that a
-# command or a plan requests.
+# they read of each. With `scan: lazy`, no directories are listed but these and those that a command
+# or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# Opens are counted for at most this many directories; beyond that, all counts are reset.
+# Opens are counted for at most this many directories; when there are more, all counts are reset.
 MOST_COUNTED = 65536
 
 
@@ -98,7 +98,8 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in the daemon's loop.
 
-    told : the record that one node has scanned for all nodes; None if this daemon scans by itself
+    told : the record of the scan that one node has made for all nodes; None if this daemon scans by
+        itself
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class Scanner:
             for i, keeper in self.keepers.items()
         ]
         # By tier, rows of copies of earlier sessions. Foreign copies belong to datasets that are
-        # not configured. Stale copies belong to files that are gone or were replaced; they are
-        # known once everything is scanned.
+        # not configured. Stale copies belong to files that are gone or were replaced; which copies
+        # are stale is known once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
         self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
@@ -132,7 +133,7 @@ class Scanner:
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
-        # By directory: the number of opens of its files that the catalog did not know.
+        # By directory: how often programs have opened a file in it that the catalog did not know.
         self._opened: Counter[Path] = Counter()
         # By directory: the number of its subdirectories that were requested because programs read
         # in them.
@@ -152,7 +153,7 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """A bit for each source whose files the engine may add to the catalog by itself when
+        """A bit mask of the sources whose files the engine may add to the catalog by itself when
         programs hand them over. The engine may do so if the configuration excludes no file, no copy
         of an earlier session can belong to such a file, no directory was renamed in this session,
         and shared memory has room for more entries."""
@@ -180,8 +181,8 @@ class Scanner:
         """Has a directory of a source listed, unless it was requested before.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read it. It is then listed before others, and once NAMES
-            directories in one directory are read, that directory is listed with all its
+        is_read : whether programs read it. It is then listed before others. Once programs read
+            NAMES subdirectories of one directory, that directory is listed with all its
             subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
@@ -217,8 +218,9 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier may have unprocessed copies of earlier sessions: copies of files that no
-        scan has reached, foreign copies, or stale copies that are still to be removed."""
+        """Whether a tier may have copies of earlier sessions that are not processed yet: copies of
+        files that no scan has reached, foreign copies, or stale copies that are still to be
+        removed."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
@@ -229,8 +231,8 @@ class Scanner:
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. If
-        no program reads that source while a source that programs read waits to be scanned, the scan
-        runs without a limit."""
+        no program reads the source that is being scanned, and programs read another source that
+        waits for its scan, the scan runs without a limit."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -242,8 +244,9 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts as opened the files that the engine has added to the catalog since the last
-        iteration."""
+        """Counts opens of the files that the engine has added to the catalog since the last
+        iteration, or of a sample of at most LOOKS of them.
+        iteration: for a sample of at most LOOKS of them."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         if not self.is_whole:  # otherwise every directory is listed already

@@ -15,8 +15,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# The source remembers at most this many directories that programs read last. A scan remembers as
-# many (csrc/scan/scan.h).
+# A `Source` remembers this many directories: those that programs have read through last. A scan
+# remembers as many (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -47,8 +47,8 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Removes and returns the directories that one walk can list together, oldest first, and
-        whether the walk includes their subdirectories."""
+        """Removes the directories that one walk can list together, and returns them, oldest first,
+        and whether the walk includes their subdirectories."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -77,7 +77,8 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        self.is_whole = self._becomes_whole = False  # whether the whole source is known
+        # Whether the whole source is known, and whether it is once the current scan has ended.
+        self.is_whole = self._becomes_whole = False
         self.errors = 0
         self.scan_seconds = 0.0
         self.found = 0  # how many entries its scans have found
@@ -117,8 +118,8 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
-        """Starts listing the requested directories. Returns False if the root cannot be opened;
-        that is logged, and unknown files of the source get no copies."""
+        """Starts listing the requested directories. If the root cannot be opened, logs this and
+        returns False; files of the source that the catalog lacks then get no copies."""
         directories, is_deep = self._parts.take()
         self._becomes_whole = is_deep and "" in directories
         recorded, self._recorded = self._recorded, None  # it is large, and used once

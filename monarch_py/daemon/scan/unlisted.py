@@ -15,13 +15,13 @@ Path = tuple[int, str]
 
 # At most this many files are looked up at the same time.
 THREADS = 4
-# At most this many files wait. Further files are forgotten; the scan will find them, or their next
-# open reports them again.
+# At most this many files wait to be looked up. Further files are forgotten; the scan will find
+# them, or they are reported again when they are next opened.
 WAITING = 1024
 # How long a running scan has to find a file before the file is looked up separately [s].
 SCAN_S = 0.1
-# If more files than this wait, the catalog is searched only for the files that are due to be looked
-# up at the source.
+# Each call of `take_met` searches the catalog for all waiting files, unless there are more of them
+# than this. It then searches only for those that are due to be looked up at the source.
 FEW = 32
 
 
@@ -29,8 +29,7 @@ class UnlistedFiles(Generic[Seen]):
     """Looks up unlisted files at the source in separate threads, because the source may be slow,
     and the loop must never wait for it.
 
-    look : looks up one file. It returns None if there is no file, or none that belongs in the
-        catalog
+    look : looks up one file; returns None if there is no file, or none that belongs in the catalog
     ring : called in these threads when an answer is available, but not after `close`
     """
 
@@ -92,7 +91,8 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # No thread can be started. Other threads do the work, or the next call tries again.
+            # No thread can be started. The threads that run already do the work, or the next call
+            # tries again.
             except RuntimeError:
                 return
             self._threads += 1
@@ -115,8 +115,8 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for those that hang in the source. `ring` is not called
-        after this."""
+        """Ends the threads, without waiting for those that hang in the source. From then on, `ring`
+        is not called."""
         with self._lock:
             self._is_closed = True
         for _ in range(self._threads):
