@@ -9,7 +9,7 @@ from monarch_py.native import Array, Ints
 
 # The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
 # KiB), and less only at the beginning and the end of a group, which hardly matters in 16 MiB. Lee
-# and others found that the reads of groups of 11 MiB or more are hidden completely.
+# and others found that the training never waits for reads of groups of 11 MiB or more.
 GROUP_BYTES = 16 << 20
 # A dataset counts as sorted if its groups have less than this share of the classes that groups of
 # random samples would have.

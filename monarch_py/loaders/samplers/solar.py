@@ -80,8 +80,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The epochs in the best order, and the loads in the usual and in the best order
-        [samples]."""
+        """The epochs in the best order, and how many samples are loaded with the epochs in the
+        usual order and in the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(

@@ -11,7 +11,7 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# How often a training that has no free slot looks whether a batch's copy to a GPU has ended [s].
+# How often a training that has no free slot checks whether a batch's copy to a GPU has ended [s].
 BUSY_S = 0.0005
 
 
@@ -223,8 +223,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Returns False, by which `begin`
-        also drops the answer."""
+        """Frees the slot of an answered task from an earlier epoch. Returns False, so that the
+        filter in `begin` also drops the answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 
