@@ -20,7 +20,8 @@ from monarch_py.plan.schedule import Deal
 #     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. They distribute the order of `strided`.
+# The splits that depend on the samples' holders. The order that they distribute comes from a
+# sampler for `strided`.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 

@@ -23,9 +23,9 @@ AHEAD_GROUPS = 2
 RECENT = 32
 # How many planned accesses may have happened for each access that was seen.
 UNSEEN = 1.5
-# A node's position is found if the share FOUND of its last SEARCHED accesses lies close together in
-# the plan, and the probability of this by chance is at most e ** -UNLIKELY. This bound is so low
-# because many places in many runs are tried.
+# A node's position is found if at least the share FOUND of its last SEARCHED accesses lies close
+# together in the plan, and if accesses at random would do so with a probability of at most
+# e ** -UNLIKELY. This bound is so low because many places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
@@ -87,8 +87,7 @@ class Run:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Searches the run for the part that a node is in.
-
+    """Finds the part of the run that a node is probably in.
     evidence : (n,) the units that the node opened last
 
     Returns the share of the evidence that lies close together in the run, and the place where that

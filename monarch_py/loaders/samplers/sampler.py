@@ -98,8 +98,8 @@ class ScheduledSampler(ABC):
     """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
 
     The global batches have the samples that DistributedSampler gives with the same seed and
-    `batch_size`; only the dealing to ranks differs. With `drop_last`, the end of the epoch is left
-    out so that the ranks get equally many samples, and so is a last batch that is not full.
+    `batch_size`; only the dealing to ranks differs. With `drop_last`, the last samples are left out
+    if they cannot be divided equally among the ranks, and so is a last batch that is not full.
     Otherwise the epoch is padded with samples from its beginning, and the last batch may be
     smaller.
 

@@ -102,7 +102,8 @@ class SampleTime:
 class Model:
     """The seconds that batches take, by the number of workers.
 
-    times : (size classes,);  shares : (size classes,) the share of all samples in each class
+    times : (size classes,) the model of each class
+    shares : (size classes,) the share of all samples in each class
     """
 
     times: Sequence[SampleTime]

@@ -62,8 +62,9 @@ class BatchesAhead:
     for.
 
     batches : the batches that were not asked for yet;  has_more : whether any may be left
-    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not
-        among them belongs to an epoch that was left early, so only its slot is taken back
+    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not in
+        `order` belongs to an epoch that was left early. It is dropped, and only its slot is used
+        again
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -77,7 +78,7 @@ class Stage:
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
-    may_reuse : returns whether a slot that came back may be written now
+    may_reuse : returns whether a slot that the training has given back may be written now
     """
 
     def __init__(

@@ -32,7 +32,8 @@ class Work:
     """What a worker needs to read batches. All of it must be picklable, unless processes are
     forked.
 
-    sizes : (samples,) [bytes] if `dataset.read_into` reads batches in place, else None
+    sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches in place;
+        else None
     collate_fn : makes a batch of samples; None for placing.collate
     """
 
