@@ -128,8 +128,8 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind; it is at most
-        # half of the run.
+        # The end of a run is its last two windows, because the front lags behind. In a short run,
+        # the end is half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -210,8 +210,7 @@ def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 class PositionEstimator:
-    """Tracks a node's position from one run to the next.
-
+    """Tracks a node's position in a run, and from one run to the next.
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node

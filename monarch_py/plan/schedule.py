@@ -118,7 +118,8 @@ class Deal:
         or nodes that do not exist.
 
         In each step, as many samples as possible go to a node that holds them. The other samples
-        are assigned so that all nodes load equally many samples, as far as their room allows.
+        are assigned so that all nodes load equally many samples, as far as the sizes of the batches
+        allow.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with

@@ -24,8 +24,8 @@ class SolarSampler(HeldSampler):
 
     A sample has one holder, which is the same in all epochs. No other choice of holders can save
     more loads: an epoch uses each sample once, and only samples without a holder are loaded from
-    the source. A node takes a sample that another node holds only if the holder has reached the cap, or if a rank
-    would have fewer than `least` samples.
+    the source. A node takes a sample that another node holds only if the holder has reached the
+    cap, or if a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must hold them
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be

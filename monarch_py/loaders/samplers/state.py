@@ -22,7 +22,7 @@ class State:
         is padded or cut to a multiple of it, even if another number of ranks continues
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
     epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order (0: none),
-        and how many samples all nodes held when the training began
+        and how many samples all nodes together held when the training began
     """
 
     epoch: int

@@ -46,8 +46,8 @@ class Buffers:
     """Arrays for a sequence of orders. An array is reused once no reference to it is left.
 
     Without reuse, the kernel would have to supply fresh pages. For an order of 14 million numbers,
-    supplying the pages takes as long as shuffling the numbers. Two arrays are kept, because a loop holds one order while the next one
-    is made.
+    supplying the pages takes as long as shuffling the numbers. Two arrays are kept, because a loop
+    holds one order while the next one is made.
     """
 
     def __init__(self) -> None:
