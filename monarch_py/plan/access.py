@@ -37,7 +37,7 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds the number of accesses to each unit to the unit's element of `frequency`, (units,).
+    """Counts accesses: for each access, adds 1 to its unit's element of `frequency`, (units,).
     Raises MonarchError if an access is neither a unit nor NONE.
 
     accesses : a contiguous array of units, NONE where there is no access

@@ -196,9 +196,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares. If all units were accessed at random, the first share of the accesses
-    would fit; if only the units of `runs` were accessed at random, the second share would fit.
-    runs : the node's runs, each with the share of random accesses to its units that would fit
+    """Returns two shares: the share of accesses that would fit if the accessed units were random
+    units of the plan, and the share that would fit if they were random units of `runs`.    runs : the node's runs, each with the share of random accesses to its units that would fit
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -335,8 +334,8 @@ class PositionEstimator:
         """Returns (n,) which of these units were seen a short time ago.
 
         alone : True if no job of another plan reads the same files. The previous run is then
-            ignored once this run is under way, because all units near its end are recognised, and
-            in a short run these are most units
+            ignored once this run is under way, because all units near the previous run's end are
+            recognised, and in a short run these are most units
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -355,8 +354,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """Returns the units of the last observations, (n,). It takes as many observations as are
-        needed for SEARCHED units, or all observations if they have fewer units."""
+        """Returns the units of the last observations, (n,): of as many observations as are needed
+        for SEARCHED units, or of all observations if they have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -89,8 +89,8 @@ class Timeline:
     not fit the numbers of nodes, ranks and units.
 
     A unit is a sample, a file or a block of a file. A position is the number of an access among all
-    accesses of one node, counted through all sections. Consecutive positions belong to the node's
-    ranks in rotation. A section has the same positions on every node.
+    accesses of one node, counted through all sections; NONE counts too. Consecutive positions
+    belong to the node's ranks in rotation. A section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
