@@ -41,6 +41,7 @@ LEAST = {
 class Loader:
     """Says which samples the ranks read in an epoch, and in which order. It stands for a sampler
     with torch's BatchSampler and DataLoader, or for an equivalent of them.
+
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
     drop_last : whether a rank's last batch is dropped if it is not full
     split : one of SPLITS

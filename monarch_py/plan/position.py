@@ -197,7 +197,9 @@ class _Evidence:
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
     """Returns two shares: the share of accesses that would fit if the accessed units were random
-    units of the plan, and the share that would fit if they were random units of `runs`.    runs : the node's runs, each with the share of random accesses to its units that would fit
+    units of the plan, and the share that would fit if they were random units of `runs`.
+
+    runs : the node's runs, each with the share of random accesses to its units that would fit
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -210,6 +212,7 @@ def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 class PositionEstimator:
     """Tracks a node's position in a run, and from one run to the next.
+
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node

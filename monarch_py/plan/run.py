@@ -88,6 +88,7 @@ class Run:
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
     """Finds the part of the run that a node is probably in.
+
     evidence : (n,) the units that the node opened last
 
     Returns the share of the evidence that lies close together in the run, and the place where that

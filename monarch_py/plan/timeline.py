@@ -55,6 +55,7 @@ class Part:
 @dataclass(frozen=True, eq=False)
 class Section:
     """The accesses of all ranks while one part runs in one epoch.
+
     start : position of the section's first access, the same on every node
     rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE if a
         rank has no access there

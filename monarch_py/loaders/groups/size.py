@@ -27,6 +27,7 @@ def largest(sizes: Ints, group: int) -> int:
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
     """Returns the number of samples in a group that 'auto' chooses.
+
     sizes : (samples,) [bytes];  epochs, ranks : of the training;  memory : for two groups [bytes]
     """
     mean = max(1.0, float(np.mean(sizes)))

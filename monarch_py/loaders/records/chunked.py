@@ -1,4 +1,5 @@
 """Reads HDF5 rows that lie in chunks, where a row is not always one contiguous range of the file.
+
 A filtered chunk is read whole and decoded once, for all wanted rows in it. From a chunk without
 filters that holds parts of rows, only the parts of the wanted rows are read.
 """
@@ -72,6 +73,7 @@ class RowParts:
 
 class Bands:
     """Rows in filtered chunks, which are decoded band by band (a band as in hdf5.Chunks).
+
     file, rows, numbers, places : as for RowParts
     decoder : the decoder of the same file; the band that it decoded last is not read again
     """

@@ -16,6 +16,7 @@ class GroupShuffle(Sampler):
     """Puts contiguous groups of samples in random order, and shuffles the samples of each group.
     The resulting order is divided among the ranks into equal contiguous runs: the first run is that
     of rank 0, the second that of rank 1, and so on.
+
     A group on the border of two ranks is divided before it is shuffled. So every rank reads a
     contiguous range of each of its groups. Every sample occurs once, except that the first
     (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
