@@ -37,8 +37,8 @@ class NodeAccess:
 
 
 def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
-    """Adds 1 to the unit's element of frequency, (units,), for each access. Raises MonarchError for
-    a number that is not a unit.
+    """Counts accesses: for each access, adds 1 to its unit's element of `frequency`, (units,).
+    Raises MonarchError if an access is neither a unit nor NONE.
 
     accesses : a contiguous array of units, NONE where there is no access
     """
@@ -47,9 +47,9 @@ def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """For each unit whose element of first, (units,), is still NEVER, sets the element to the
-    position of the unit's first access among these accesses. Raises MonarchError for a number that
-    is not a unit.
+    """Writes the position of each unit's first access among these accesses into `first`, (units,).
+    Changes only elements that are still NEVER. Raises MonarchError if an access is neither a unit
+    nor NONE.
 
     accesses : as in `add_uses`; element i has the position `start` + i
     """
@@ -58,8 +58,9 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Returns the frequencies and first uses of a node (all its ranks together), counted from this
-    batch of this epoch on. Raises ConfigError for a node or batch that does not exist."""
+    """Returns the frequencies and first uses of a node (all its ranks together). Only the accesses
+    from batch `batch` of epoch `epoch` on count. Raises ConfigError for a node or batch that does
+    not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)

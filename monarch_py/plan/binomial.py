@@ -1,5 +1,5 @@
-"""The distribution of how often a node accesses a sample, computed without drawing orders (NoPFS,
-3.1).
+"""The probability distribution of how often a node accesses a sample (NoPFS, 3.1). It follows from
+a formula, so no order of samples is computed.
 
 In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses a
 given sample X times, where X is binomial with E trials of probability 1 / N.

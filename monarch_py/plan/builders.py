@@ -133,8 +133,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """Returns the index of files that consist of a header and of records of one size [bytes].
-    Raises ConfigError if a record is incomplete."""
+    """Returns the index of files that consist of a header and of records, which all have the same
+    size. Raises ConfigError if the last record of a file is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
@@ -263,7 +263,8 @@ def hdf5_chunks(found: Any) -> list[Any]:
     chunks: list[Any] = []
     try:
         found.id.chunk_iter(chunks.append)
-    # HDF5 before 1.12.3: each query takes time in proportion to the number of chunks
+    # HDF5 before 1.12.3 has no chunk_iter. There, each query takes time in proportion to the number
+    # of chunks.
     except AttributeError:
         return [found.id.get_chunk_info(at) for at in range(found.id.get_num_chunks())]
     return chunks

@@ -1,8 +1,8 @@
 """Finds the holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are processed in passes. A
-pass takes as many units as fit into memory with their accesses, and draws all epochs again. The
-result is exact.
+The accesses of all nodes together do not fit into memory. So the units are processed in passes,
+each with as many units as fit into memory together with their accesses. Each pass draws the orders
+of all epochs again, to collect these accesses. So the result is exact.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,9 @@ class Holders:
 def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES) -> Holders:
     """Returns the `top` nodes that access each unit most.
 
-    slot_bytes : memory for the accesses of one pass, per unit [bytes]. The search takes about as
-        long as drawing all epochs (accesses per unit x 2 / slot_bytes) times
+    slot_bytes : memory for the accesses of one pass, per unit of the dataset [bytes]. The search
+        needs about (accesses per unit x 2 / slot_bytes) passes; a pass takes about as long as
+        drawing the orders of all epochs
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)

@@ -9,17 +9,19 @@ from monarch_py.native import Int32s
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 from monarch_py.plan.schedule import Deal
 
-# How the order of an epoch is distributed over the ranks:
+# The values of SPLITS. They say how the order of an epoch is distributed over the ranks:
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
 # groups : like chunks, for a GroupShuffle, whose order contains the ranks' parts one after the
 #     other
-# local_first : the global batches of `strided`; each sample goes to a node that holds it
+# local_first : a global batch has the same samples as with `strided`, but as many of them as
+#     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. They distribute the order of `strided`.
+# The splits that depend on the samples' holders. The order that they distribute comes from a
+# sampler for `strided`.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
@@ -37,8 +39,8 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Loader:
-    """The samples that the ranks read in an epoch, and their order: a sampler with torch's
-    BatchSampler and DataLoader, or an equivalent of them.
+    """Says which samples the ranks read in an epoch, and in which order. It stands for a sampler
+    with torch's BatchSampler and DataLoader, or for an equivalent of them.
 
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
     drop_last : whether a rank's last batch is dropped if it is not full
@@ -128,8 +130,9 @@ class Loader:
 
     @property
     def per_rank(self) -> int:
-        """The largest number of accesses that any rank has. Ranks with fewer accesses are padded
-        with NONE at their end, or with `solar` at the end of each step."""
+        """The number of rows of an epoch. It is the largest number of accesses of any rank, and
+        ranks with fewer accesses are padded with NONE at their end. With `solar`, each step has
+        `rows_per_step` rows instead, and is padded at its end."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
@@ -141,16 +144,16 @@ class Loader:
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
-        possibly a view of `order`: row i holds the i-th sample of each rank; NONE if a rank has no
-        more."""
+        possibly a view of `order`. Column r holds the samples of rank r in the order of access,
+        padded with NONE (`per_rank`)."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])
         return np.asarray(rows)
 
     def ranks(self, epoch: int) -> Order:
-        """Returns the samples of every rank in the order of access, (world_size, per_rank) int32. A
-        rank with fewer samples than others is padded with NONE at its end."""
+        """Returns the samples of every rank in the order of access, (world_size, per_rank) int32,
+        padded with NONE (`per_rank`)."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:

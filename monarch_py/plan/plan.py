@@ -30,7 +30,8 @@ DEFAULT_RANGE_BYTES = 4 << 20
 class PlanPart:
     """One loop of the training.
 
-    dataset : index of the dataset in Plan.datasets;  every : n if the loop runs in every n-th epoch
+    dataset : the position of the loop's dataset in Plan.datasets
+    every : n if the loop runs in every n-th epoch
     """
 
     name: str
@@ -76,7 +77,8 @@ class Plan:
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """Returns all accesses, in units. Raises ConfigError if the parts do not fit together."""
+        """Returns all accesses, as units instead of samples. Raises ConfigError if the parts do not
+        fit together."""
         units = self.units()
         bases = np.cumsum([0, *map(len, units)])
         parts = []

@@ -1,11 +1,13 @@
 """Estimates a node's position in its plan from the files that programs are seen to open.
 
-The daemon has little information: from time to time it reads the set of files opened since the last
-time, without the number or the order of the opens. A DataLoader's workers read ahead, each at its
-own pace; with `in_order=False` one of them may lag behind the others for any time; and another
-program may read a file of the dataset. So an access fits the plan if its place in the plan was not
-seen yet and lies before the front or at most a window past it. The front follows the majority of
-the last accesses, never the furthest access.
+The daemon has little information. From time to time it reads which files were opened since the last
+time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace;
+with `in_order=False` one of them may lag behind the others for any time; and another program may
+read a file of the dataset.
+
+The estimated position is called the front. An access fits the plan if its place in the plan was not
+seen yet, and if this place lies before the front or at most one window past it. The front follows
+the majority of the last accesses, never the furthest access.
 """
 
 import math
@@ -22,9 +24,10 @@ from monarch_py.native import Bools, Ints
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 
-# JUDGED: number of last accesses that decide whether the position is lost. WEIGHED: number of last
-# accesses per rank that decide whether the plan is wrong. WEIGHED is below 100 so that 100 accesses
-# of a rank suffice, however they are divided among the daemon's observations.
+# JUDGED: how many of the last accesses decide whether the position is lost.
+# WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. It is below
+# 100, so that 100 accesses of a rank suffice, however they are divided among the daemon's
+# observations.
 JUDGED, WEIGHED = 40, 70
 # Thresholds for `_Evidence.explained`. A position is lost at LOST or below, and found again at
 # FOUND_AGAIN or above. A plan is wrong if `explained` is at most WRONG, and the number of fitting
@@ -35,7 +38,7 @@ LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
 SEEN = 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# A distance larger than that of every known access.
+# The distance of a use that is not known; larger than every known distance.
 NOT_SOON = np.iinfo(np.int64).max
 
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)
@@ -43,9 +46,9 @@ Distances = tuple[Ints, Ints]
 
 
 class _Progress:
-    """The progress of a node in one run.
+    """The progress of a node in one run. A place is an index into the run's units.
 
-    entered : the place at which following began
+    entered : the place at which the estimator began to follow the node
     seen : (places,), which places were seen; all places before `entered` count as seen
     count : the number of places seen
     front : all places before the front are done, except places that lag behind
@@ -86,8 +89,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of units that would fit now if this many units of the run were accessed
-        in random order. Units that `again` recognises are not counted."""
+        """Returns the share of units that would fit now if `accesses` units of the run were
+        accessed in random order. Units that `again` recognises are not counted."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -113,7 +116,7 @@ class _Progress:
     def again(self, units: Units) -> Bools:
         """Returns (n,) which of these units are already known: either they were seen a short time
         ago, because a program opens a file twice, or they lie shortly before `entered`, where they
-        may have been opened before following began."""
+        may have been opened before the estimator began to follow the node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -125,8 +128,8 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind; it is at most
-        # half of the run.
+        # The end of a run is its last two windows, because the front lags behind. In a short run,
+        # the end is half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -136,10 +139,12 @@ class _Verdict:
     """How well the units of one observation fit. These are the units that were opened since the
     previous observation and that no other plan explains.
 
-    units : (n,);  misfits : (m,), the units that do not fit; `PositionEstimator.expect` shortens it
-    chance : the share that would fit if the units were random ones
-    own : how many of the units are in a run of the node
-    own_chance : the share that would fit if the units were random ones in a run of the node
+    units : (n,), all units of the observation
+    misfits : (m,), the units that do not fit. `PositionEstimator.expect` removes units that fit the
+        next run
+    chance : the share that would fit if the units were random units of the plan
+    own : how many of the units are in the node's previous, current or next run
+    own_chance : the share that would fit if the units were random units of these runs
     """
 
     units: Units
@@ -154,8 +159,8 @@ class _Evidence:
     """How well the last accesses fit.
 
     fits : how many of the `accesses` fit
-    by_chance : how many of them would fit on average if the order were random
-    variance : the variance of that number
+    by_chance : how many of the `accesses` would fit on average if their order were random
+    variance : the variance of the number that would fit
     """
 
     fits: int
@@ -191,8 +196,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns the share of random accesses to all units that would fit, and the share of random
-    accesses to units in a run that would fit.
+    """Returns two shares: the share of accesses that would fit if the accessed units were random
+    units of the plan, and the share that would fit if they were random units of `runs`.
 
     runs : the node's runs, each with the share of random accesses to its units that would fit
     """
@@ -206,7 +211,7 @@ def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 class PositionEstimator:
-    """Tracks a node's position from one run to the next.
+    """Tracks a node's position in a run, and from one run to the next.
 
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
@@ -331,8 +336,9 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Returns (n,) which of these units were seen a short time ago.
 
-        alone : whether no job of another plan reads the same files. Then the previous run is
-            ignored once this run is under way, because most units of a short run lie near its end
+        alone : True if no job of another plan reads the same files. The previous run is then
+            ignored once this run is under way, because all units near the previous run's end are
+            recognised, and in a short run these are most units
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -352,7 +358,7 @@ class PositionEstimator:
     @property
     def recent(self) -> Units:
         """Returns the units of the last observations, (n,): of as many observations as are needed
-        for SEARCHED units, or of all of them."""
+        for SEARCHED units, or of all observations if they have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -428,10 +434,10 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that another thread may call. The function describes the present
-        state, as two arrays (units,): the number of accesses until the next use of each unit, and
-        until the use after that; NOT_SOON for a use neither in the rest of this run nor in the next
-        run."""
+        """Returns a function that another thread may call. The function returns two arrays (units,)
+        for the state at the time of this call: the number of accesses until the next use of each
+        unit, and until the use after that one. An element is NOT_SOON if neither the rest of this
+        run nor the next run has such a use."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

@@ -10,20 +10,22 @@ from monarch_py.native import Ints
 from monarch_py.plan.samplers import NONE, GroupShuffle
 from monarch_py.plan.timeline import Section
 
-# USUAL_AHEAD: batches that a DataLoader's workers have in flight if the plan does not specify it
-# (eight workers with four batches each). SLACK: factor by which the window is enlarged, because
-# some accesses are never seen. AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the
-# run, because any order would fit a larger one.
+# USUAL_AHEAD: how many batches a DataLoader's workers have in flight if the plan does not specify
+# it (eight workers with four batches each).
+# SLACK: the factor by which the window is enlarged, because some accesses are never seen.
+# AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because accesses in any
+# order would fit a larger window.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # Groups that a GroupLoader reads ahead: as many as it has buffers.
 AHEAD_GROUPS = 2
-# How many of the last fitting places are kept. The lowest quarter of them lies before the front.
+# How many places are kept of the last accesses that fitted. The front is set so that the lowest
+# quarter of these places lies before it.
 RECENT = 32
 # How many planned accesses may have happened for each access that was seen.
 UNSEEN = 1.5
-# A node's position is found if the share FOUND of its last SEARCHED accesses lies close together in
-# the plan, and the probability of this by chance is at most e ** -UNLIKELY. This bound is so low
-# because many places in many runs are tried.
+# A node's position is found if at least the share FOUND of its last SEARCHED accesses lies close
+# together in the plan, and if accesses at random would do so with a probability of at most
+# e ** -UNLIKELY. This bound is so low because many places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
@@ -63,7 +65,7 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # How many steps early an access may be: W workers that each prepare P batches have W P
+        # How many steps early an access may be: W workers that each prepare P batches have W * P
         # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
@@ -85,7 +87,7 @@ class Run:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Searches the run for the part that a node is in.
+    """Finds the part of the run that a node is probably in.
 
     evidence : (n,) the units that the node opened last
 

@@ -72,8 +72,8 @@ class Deal:
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
-    cap : the most samples of a rank in a step, as a multiple of an equal batch; None for equal
-        batches, whose sizes differ by one if `per_step` is not a multiple of `ranks`
+    cap : the most samples of a rank in a step, as a multiple of per_step / ranks; None for batches
+        of equal size, or of sizes that differ by one if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """
@@ -107,7 +107,8 @@ class Deal:
     @property
     def most(self) -> int:
         """The most samples that a rank takes in a step. The cap counts as the decimal number that
-        it is written as, so that 1.1 times 10 is 11."""
+        it is written as, so that 1.1 times 10 is 11. As a float, the product would be slightly
+        larger, and would be rounded up to 12."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
@@ -117,7 +118,8 @@ class Deal:
         or nodes that do not exist.
 
         In each step, as many samples as possible go to a node that holds them. The other samples
-        are assigned so that all nodes load equally many samples, as far as their room allows.
+        are assigned so that all nodes load equally many samples, as far as the sizes of the batches
+        allow.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with

@@ -10,7 +10,7 @@ from monarch_py.native import Int32s
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, Order
 
-# Arrays of all nodes' accesses store a node's number in two bytes.
+# The largest number of nodes. Arrays of all nodes' accesses store the number of a node in 2 bytes.
 MAX_NODES = 1 << 16
 
 
@@ -43,8 +43,8 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Returns the number by which the part's sampler counts this epoch of the training
-        (`by_epoch`)."""
+        """Returns the number that this epoch of the training has for the part's sampler, which
+        counts either all epochs or only those in which the part runs (Sampler.by_epoch)."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One run of one part in one epoch.
+    """The accesses of all ranks while one part runs in one epoch.
 
     start : position of the section's first access, the same on every node
     rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE if a
@@ -89,9 +89,9 @@ class Timeline:
     """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
     not fit the numbers of nodes, ranks and units.
 
-    A unit is a sample, a file or a block of a file. Positions number the accesses of one node
-    through all sections; consecutive positions belong to its ranks in rotation. Every node has the
-    same positions.
+    A unit is a sample, a file or a block of a file. A position is the number of an access among all
+    accesses of one node, counted through all sections; NONE counts too. Consecutive positions
+    belong to the node's ranks in rotation. A section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
@@ -144,11 +144,12 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """Returns the timeline of a training with one loop, whose samples are the units."""
+        """Returns the timeline of a training with one loop, in which each sample is a unit."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
-        """Returns the epoch, the part and the start of every section, in order. Draws no orders."""
+        """Returns the epoch, the part and the start of every section, in order. Does not compute
+        any order of samples."""
         found, start = [], 0
         for epoch in range(self.epochs):
             for part in self.parts:

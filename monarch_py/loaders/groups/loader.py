@@ -267,7 +267,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # the process that was asked was closed meanwhile
+            if ahead.asked:  # the reader that was asked for these groups has been closed since
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

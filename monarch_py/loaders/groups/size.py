@@ -9,7 +9,8 @@ from monarch_py.native import Array, Ints
 
 # The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
 # KiB), and less only at the beginning and the end of a group, which hardly matters in 16 MiB. Lee
-# and others found that the reads of groups of 11 MiB or more are hidden completely.
+# and others found that reads of groups of 11 MiB or more are hidden completely: they end while the
+# training computes.
 GROUP_BYTES = 16 << 20
 # A dataset counts as sorted if its groups have less than this share of the classes that groups of
 # random samples would have.
@@ -25,7 +26,7 @@ def largest(sizes: Ints, group: int) -> int:
 
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """Returns the size of groups that 'auto' chooses [samples].
+    """Returns the number of samples in a group that 'auto' chooses.
 
     sizes : (samples,) [bytes];  epochs, ranks : of the training;  memory : for two groups [bytes]
     """

@@ -70,7 +70,8 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Compute it before the first read, because a read may change the dataset's pickled form.
+        # Compute the identity before the first read, because a read may change the dataset's
+        # pickled form.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]

@@ -32,7 +32,7 @@ def check_owner(owner: int) -> None:
 
 @dataclass(frozen=True)
 class Pickled:
-    """Keys of samples that lie in a slot, pickled."""
+    """Says that the beginning of a slot contains the keys of samples as a pickle of `n_bytes`."""
 
     n_bytes: int
 
@@ -73,9 +73,9 @@ class Ring:
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
         reads them there before it fills the slot. They are not sent through the pipe, because both
-        ends could block: the training on numbers, and the worker on a large answer. Returns the
-        argument for `read_numbers`: the count of numbers, the size of the pickle for other keys, or
-        the numbers themselves if the slot is too small for them."""
+        processes could block: the training while it sends the numbers, and the worker while it
+        sends a large answer. Returns the argument for `read_numbers`: the count of numbers, a
+        Pickled for other keys, or the numbers themselves if the slot is too small for them."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

@@ -1,4 +1,4 @@
-"""Reads of HDF5 rows that are not one contiguous range of the file, because they lie in chunks.
+"""Reads HDF5 rows that lie in chunks, where a row is not always one contiguous range of the file.
 
 A filtered chunk is read whole and decoded once, for all wanted rows in it. From a chunk without
 filters that holds parts of rows, only the parts of the wanted rows are read.
@@ -16,7 +16,8 @@ from monarch_py.native import Array, Ints
 class Part(Protocol):
     """The reads that a batch needs from one file, and the rows that are made from them.
 
-    extents : the reads; `start` is the place in a scratch buffer of `scratch` bytes
+    extents : the reads; `start` is the place of each read in the scratch buffer
+    scratch : the size of the scratch buffer [bytes]
     """
 
     extents: Extents
@@ -71,10 +72,10 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks.
+    """Rows in filtered chunks, which are decoded band by band (a band as in hdf5.Chunks).
 
     file, rows, numbers, places : as for RowParts
-    decoder : of the same file; the band that it decoded last is not read again
+    decoder : the decoder of the same file; the band that it decoded last is not read again
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Datasets of many samples in few files, with all reads of a batch in flight at once."""
+"""Datasets of many samples in few files, with many reads of a batch in flight at once."""
 
 import mmap
 import os
@@ -22,9 +22,10 @@ from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.index import Index
 
-# Bounds of the gap, the unwanted bytes between two samples that one read of both may include. A gap
-# below a page costs nothing, because sources read whole pages anyway. The upper bound spares the
-# source, which other programs read from too.
+# One read of two samples may include the gap between them, which consists of unwanted bytes. The
+# largest gap that is allowed is measured, within these bounds. A gap below a page costs nothing,
+# because sources read whole pages anyway. The upper bound spares the source, which other programs
+# read from too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
@@ -53,23 +54,25 @@ class RecordDataset:
     which `tar_members` takes apart. Samples are numbered in the order of the files' paths, and
     within a file in the order in which they lie there.
 
-    A DataLoader asks for a batch by `__getitems__`, which has all reads of the batch in flight at
-    once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset, without
-    h5py, so a batch of 64 takes about as long as 64 / `in_flight` requests one after the other.
+    A DataLoader asks for a batch by `__getitems__`, which has up to `in_flight` reads of the batch
+    under way at once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset,
+    without h5py, so a batch of 64 takes about as long as 64 / `in_flight` requests one after the
+    other.
     Reads of neighbouring samples are joined, which helps if a training reads groups or runs of
     samples. Under a full shuffle, joining saves hardly anything: for batches of 64 from 87,632
     samples of 19 KB it saves 0.3 % of the requests and reads 0.5 % more bytes; for batches from
     10,000 samples, 2.5 % and 3.7 % (python -m benchmarks.loaders.records).
 
-    path : a file, or a directory, of which all files with fitting names are read
+    path : a file, or a directory; of a directory, all files whose names fit `patterns` are read
     dataset : the name of the HDF5 dataset
     kind : one of KINDS; by default it follows from the file's name
     record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
         records [bytes]
-    patterns : the names of the directory's files to read; by default the usual names of the kind
+    patterns : patterns of file names; by default they match the usual names of the kind
     index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
         default the constructor reads the tables of all files and makes the index
-    length : how many samples the plan has; ConfigError is raised if the dataset has another number
+    length : the number of samples in the training's plan; ConfigError is raised if the dataset has
+        another number
     join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
         allows a gap if reading it is faster than another request; each process times two reads to
         find the limit
@@ -171,7 +174,7 @@ class RecordDataset:
     # --- processes -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates what a process does not share: open files, decoders and the measured gap."""
+        """Creates what each process has for itself: open files, decoders and the measured gap."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # threads share descriptors and decoders
         _OPEN.add(self)

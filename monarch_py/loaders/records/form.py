@@ -18,9 +18,9 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """The form of the samples; None if batches must be put together from `dataset[i]`. If the
-    dataset does not have `sample_form`, reads its first sample by `dataset[0]` and by `read_into`,
-    and compares the two results."""
+    """Returns the form of the samples; None if `read_into` cannot be used, so that batches must be
+    put together from `dataset[i]`. If the dataset does not have `sample_form`, reads its first
+    sample by `dataset[0]` and by `read_into`, and compares the two results."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)

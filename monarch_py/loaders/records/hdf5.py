@@ -31,7 +31,8 @@ class Rows:
 
     count : the number of rows
     dtype, shape : of one row
-    offset : of row 0, if the rows lie one after the other [bytes]; None if they lie in `chunks`
+    offset : the offset of row 0 in the file [bytes] if the rows lie one after the other; None if
+        they lie in `chunks`, or if the dataset is empty
     """
 
     count: int
@@ -135,8 +136,8 @@ def rows_of(path: Path, dataset: str) -> Rows:
 
 
 def _is_as_in_memory(found: Any) -> bool:
-    """Whether the bytes in the file equal those of h5py's arrays. They differ for numbers of fewer
-    bits, and for strings with another padding."""
+    """Whether the bytes in the file equal those of h5py's arrays. They differ, for example, for
+    numbers that the file stores with fewer bits, and for strings with another padding."""
     kind = import_h5py().h5t.py_create(found.dtype, logical=True)
     return bool(found.id.get_type().equal(kind))
 

@@ -40,7 +40,7 @@ class Extents:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The reads that bring a set of extents.
+    """The reads that together read a set of extents.
 
     A read goes straight into the caller's buffer if all of its bytes are wanted there, in one piece
     and in the file's order. Otherwise it goes into a scratch buffer, from which its extents are
@@ -59,7 +59,7 @@ class Joined:
 
 
 def join(extents: Extents, gap: int) -> Joined:
-    """Returns the reads that bring the extents.
+    """Returns the reads that together read the extents.
 
     gap : the largest gap of unwanted bytes between two extents that one read may include. Extents
         that overlap are always joined; two that do not overlap stay apart if both have PIECE bytes

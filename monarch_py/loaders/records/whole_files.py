@@ -43,7 +43,7 @@ class FileDataset:
         return os.fsdecode(self._pool[begin:end].tobytes())
 
     def __getitem__(self, index: int) -> bytes:
-        number = range(len(self))[index]  # IndexError beyond them
+        number = range(len(self))[index]  # raises IndexError if there is no such file
         out = bytearray(int(self.sizes[number]))
         self._read(number, memoryview(out))
         return bytes(out)

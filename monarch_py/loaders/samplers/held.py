@@ -35,7 +35,7 @@ class HeldSampler(ScheduledSampler):
     quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
         keep files
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
-    others : further files of the sources that the daemons keep
+    others : further files in the daemons' sources; daemons keep them too
     holders : (samples, any) the nodes that hold each sample, padded with -1, if a plan fixes them
         (planned.py); else None
     """

@@ -1,4 +1,4 @@
-"""Computes which nodes hold each sample, as the daemons compute it: no rank has to ask a daemon."""
+"""Computes which nodes hold each sample, in the way the daemons do, so no rank has to ask them."""
 
 import hashlib
 import logging

@@ -1,4 +1,4 @@
-"""Random numbers for augmentations that do not depend on the rank or worker that takes a sample."""
+"""Random numbers for augmentations, independent of which rank or worker takes a sample."""
 
 import numpy as np
 

@@ -49,8 +49,8 @@ def refuse_sampler(files: Any) -> None:
 
 
 def other_length(samples: int, dataset: Any) -> ConfigError | None:
-    """The error for a dataset whose number of samples differs from the sampler's; None if they are
-    equal."""
+    """The error for a dataset whose number of samples differs from the sampler's; None if the
+    numbers are equal, or if the dataset has no length."""
     if not hasattr(dataset, "__len__") or len(dataset) == samples:
         return None
     return ConfigError(

@@ -90,8 +90,8 @@ def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
     for ranks, local in LAUNCHERS.items():
-        # If the launcher's processes start ranks themselves, the launcher's number is not that of
-        # the ranks.
+        # A launcher's processes may start several ranks each. Then its number of processes is not
+        # the number of ranks, and its number of processes on this node must not be used.
         is_launcher = os.environ.get(ranks) == str(world_size)
         told = os.environ.get(local, "")
         if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:

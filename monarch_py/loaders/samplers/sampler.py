@@ -65,7 +65,8 @@ class RankEpoch:
 
 
 def _is_dealing(ranks: Ranks) -> bool:
-    """Whether the process group consists of these ranks."""
+    """Whether there is a process group in which this process has the same rank, among the same
+    number of ranks, as in `ranks`."""
     group = process_group()
     return group is not None and (group.get_rank(), group.get_world_size()) == (
         ranks.rank,
@@ -97,9 +98,10 @@ class ScheduledSampler(ABC):
     """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
 
     The global batches have the samples that DistributedSampler gives with the same seed and
-    `batch_size`; only the dealing to ranks differs. With `drop_last`, samples that do not divide
-    among the ranks are left out, and so is a last batch that is not full. Otherwise the epoch is
-    padded with samples from its beginning, and the last batch may be smaller.
+    `batch_size`; only the dealing to ranks differs. With `drop_last`, the last samples are left out
+    if they cannot be divided equally among the ranks, and so is a last batch that is not full.
+    Otherwise the epoch is padded with samples from its beginning, and the last batch may be
+    smaller.
 
     A state counts global batches. So a training can continue with the same global batches on
     another number of ranks. If that number does not divide the size of a batch, the ranks' batches
@@ -136,7 +138,7 @@ class ScheduledSampler(ABC):
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
         self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
-        self._goes_on = False  # whether to prepare the next epoch, because the training sets epochs
+        self._goes_on = False  # whether the training sets epochs, so that the next one is prepared
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch of {length} samples for"

@@ -22,10 +22,10 @@ class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
     a cap, and all nodes load equally many of the other samples (SOLAR 4.3).
 
-    A sample has one holder, which is the same in all epochs. Since an epoch uses each sample once,
-    no choice of holders can save more: only samples without a holder are loaded from the source. A
-    node takes a sample that another node holds only if the holder has reached the cap, or if a rank
-    would have fewer than `least` samples.
+    A sample has one holder, which is the same in all epochs. No other choice of holders can save
+    more loads: an epoch uses each sample once, and only samples without a holder are loaded from
+    the source. A node takes a sample that another node holds only if the holder has reached the
+    cap, or if a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must hold them
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
@@ -80,8 +80,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The epochs in the best order, and the loads in the usual and in the best order
-        [samples]."""
+        """The epochs in the best order, and how many samples are loaded with the epochs in the
+        usual order and in the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(

@@ -18,10 +18,11 @@ class State:
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks
-    ranks : a number of ranks; an epoch is padded or cut so that its length is a multiple of it
+    ranks : the number of ranks of the training that wrote the first state. The length of an epoch
+        is padded or cut to a multiple of it, even if another number of ranks continues
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
     epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order (0: none),
-        and how many samples all nodes held when the training began
+        and how many samples all nodes together held when the training began
     """
 
     epoch: int

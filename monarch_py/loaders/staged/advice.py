@@ -18,7 +18,8 @@ from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
 # Fewer workers are preferred if an epoch takes at most this share longer with them.
 TOLERANCE = 0.05
-# The lines of a model: one for few workers, which do not slow each other down, and one for more.
+# The number of lines in a model: one line for few workers, which do not slow each other down, and
+# one for more workers.
 PIECES = 2
 # If a measurement differs from the model by more than this factor, the conditions have changed:
 # files have been copied, or another job has started.
@@ -92,8 +93,8 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # Between two measured numbers it is not known where one line ends and the next begins, so
-        # the values at the measured numbers are interpolated.
+        # Between two measured numbers of workers it is not known where one line ends and the next
+        # begins. So the lines' values at the measured numbers are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -101,7 +102,8 @@ class SampleTime:
 class Model:
     """The seconds that batches take, by the number of workers.
 
-    times : (size classes,);  shares : (size classes,) the share of all samples in each class
+    times : (size classes,) the model of each class
+    shares : (size classes,) the share of all samples in each class
     """
 
     times: Sequence[SampleTime]
@@ -189,7 +191,8 @@ class Advisor:
         self._take_over()
         measured_most = max(key.workers for key in self.measured)
         batch = (counts.samples - self._before.samples) / batches
-        # Above the measured numbers the model guesses, so the number is at most doubled.
+        # Beyond the largest measured number of workers the model only extrapolates, so the next
+        # number is at most twice that number.
         limit = min(self.most, 2 * measured_most)
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 

@@ -19,8 +19,9 @@ from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
-# If a worker is seen stopped (SIGSTOP) for longer than this, an error is raised [s]. Shorter times
-# do not count, because a job that is stopped and continued as a whole must not cause the error.
+# If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
+# times do not count, because a job that is stopped and continued as a whole must not cause the
+# error.
 STOPPED_S = 3.0
 # How long workers may take to end by themselves [s]. A worker may be in the middle of a read.
 END_S = 1.0
@@ -69,7 +70,7 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until there are `count`. Workers to end must be idle."""
+        """Starts or ends workers until there are `count`. The workers that it ends must be idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]

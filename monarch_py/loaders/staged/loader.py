@@ -50,8 +50,9 @@ class StagedLoader:
     workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
         the number between epochs according to measured times (Lobster 4.1)
     copy : True copies each batch to memory of its own, so that the training may keep it
-    pin_memory : registers the ring's memory with CUDA, once. A slot is reused only when the current
-        stream has finished the work that was queued before the next batch was asked for
+    pin_memory : registers the ring's memory with CUDA, once. A slot is reused only after the
+        current CUDA stream has finished the work that the training had queued there when it asked
+        for the next batch
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker

@@ -27,14 +27,15 @@ from monarch_py.native import Ints
 # between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor, but not before four numbers were measured, which the two lines of the model need. For a
-# dataset of one size class, it also ends when batches come more than twice as fast as the training
-# uses them.
+# factor, but not before four numbers of workers were measured, which the two lines of the model
+# need. For a dataset of one size class, measuring also ends when batches come more than twice as
+# fast as the training uses them.
 GAIN = 1.03
-# Batches per worker: the least number that is measured, and the number that is read before, to warm
-# up.
+# LEAST_BATCHES: the least number of batches per worker in a measurement.
+# FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
 LEAST_BATCHES, FIRST_BATCHES = 4, 2
-# The most size classes that are measured. Samples of rarer classes count as the nearest of these.
+# The most size classes that are measured. Samples of rarer classes count as samples of the nearest
+# measured class.
 MOST_CLASSES = 3
 
 
@@ -45,7 +46,7 @@ class Advice:
     workers : the fewest with which an epoch takes at most 5 % longer than with the best number
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
-    model : the fitted seconds by workers;  samples : the number of samples in an epoch
+    model : the model, fitted to the measurements;  samples : the number of samples in an epoch
     batch, step_s : the arguments of `advise`
     """
 

@@ -18,7 +18,8 @@ from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.native import Array
 from monarch_py.util.units import format_size
 
-# Arrays begin at multiples of this in a slot [bytes]: a cache line, which suits every dtype.
+# In a slot, arrays begin at multiples of this number of bytes: a cache line, which suits every
+# dtype.
 ALIGNMENT = 64
 
 

@@ -11,7 +11,7 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# How often a training that has no free slot looks whether a batch's copy to a GPU has ended [s].
+# How often a training that has no free slot checks whether a batch's copy to a GPU has ended [s].
 BUSY_S = 0.0005
 
 
@@ -62,8 +62,9 @@ class BatchesAhead:
     for.
 
     batches : the batches that were not asked for yet;  has_more : whether any may be left
-    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not
-        among them belongs to an epoch that was left early, so only its slot is taken back
+    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not in
+        `order` belongs to an epoch that was left early. It is dropped, and only its slot is used
+        again
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -77,7 +78,7 @@ class Stage:
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
-    may_reuse : returns whether a slot that came back may be written now
+    may_reuse : returns whether a slot that the training has given back may be written now
     """
 
     def __init__(
@@ -223,8 +224,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Returns False, by which `begin`
-        also drops the answer."""
+        """Frees the slot of an answered task from an earlier epoch. Returns False, so that the
+        filter in `begin` also drops the answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 

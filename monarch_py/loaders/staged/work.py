@@ -21,8 +21,9 @@ from monarch_py.loaders.staged.placing import check_room, collate, emptied, plac
 from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
 
-# How often an idle worker checks that the training still runs [s]. Usually the end of the pipe
-# tells the worker at once, but other children of the training may hold the pipe open.
+# How often an idle worker checks that the training still runs [s]. Usually the worker learns at
+# once that the training has ended, because the pipe ends too, but other children of the training
+# may hold the pipe open.
 ORPHAN_S = 1.0
 
 
@@ -31,7 +32,8 @@ class Work:
     """What a worker needs to read batches. All of it must be picklable, unless processes are
     forked.
 
-    sizes : (samples,) [bytes] if `dataset.read_into` reads batches in place, else None
+    sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches in place;
+        else None
     collate_fn : makes a batch of samples; None for placing.collate
     """
 
@@ -225,8 +227,8 @@ def _do(start: Start, task: Any, clock: Clock, problem: BaseException | None) ->
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds this process's random generators. Without a seed of their own, forked workers would all
-    draw the same numbers. Limits torch to one thread."""
+    """Seeds this process's random generators, and limits torch to one thread. Without a seed of
+    their own, forked workers would all draw the same random numbers."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")

@@ -45,9 +45,9 @@ def check_choice(key: str, value: str, known: Collection[str]) -> None:
 class Buffers:
     """Arrays for a sequence of orders. An array is reused once no reference to it is left.
 
-    Without reuse, the kernel would have to supply fresh pages. For 14 million numbers that takes as
-    long as shuffling them. Two arrays are kept, because a loop holds one order while the next one
-    is made.
+    Without reuse, the kernel would have to supply fresh pages. For an order of 14 million numbers,
+    supplying the pages takes as long as shuffling the numbers. Two arrays are kept, because a loop
+    holds one order while the next one is made.
     """
 
     def __init__(self) -> None:

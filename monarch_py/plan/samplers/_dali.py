@@ -29,8 +29,9 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank, which reads the rank's shard in every epoch. In the order of a shard
-    with one sample fewer than others, the last element is NONE.
+    """One reader per rank, which reads one shard in each epoch: the same shard in all epochs with
+    `stick_to_shard`, otherwise the next one. The order of a shard that has one sample fewer than
+    others ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
     delivered : True for the order in which samples are delivered, which depends on `seed`; False

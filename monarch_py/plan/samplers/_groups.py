@@ -13,8 +13,9 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 @dataclass(frozen=True)
 class GroupShuffle(Sampler):
-    """Contiguous groups of samples in random order, shuffled inside, and divided among the ranks in
-    equal contiguous runs. The order is that of rank 0, then that of rank 1, and so on.
+    """Puts contiguous groups of samples in random order, and shuffles the samples of each group.
+    The resulting order is divided among the ranks into equal contiguous runs: the first run is that
+    of rank 0, the second that of rank 1, and so on.
 
     A group on the border of two ranks is divided before it is shuffled. So every rank reads a
     contiguous range of each of its groups. Every sample occurs once, except that the first

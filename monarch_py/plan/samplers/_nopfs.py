@@ -10,7 +10,7 @@ import numpy as np
 from monarch_py.native import ffi, lib, pointer
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler
 
-# std::minstd_rand0: x -> 16807 x mod this.
+# std::minstd_rand0 replaces its state x by 16807 * x modulo this number.
 _MODULUS = (1 << 31) - 1
 
 

@@ -221,8 +221,9 @@ class GlobalRandomSampler(Sampler):
 def _words_of(state: bytes) -> tuple[list[int], int]:
     """Returns the words of a CPU generator's state, and how many of them have been used.
 
-    torch saves the seed (8 bytes), the number of words left (4), whether it is seeded (4), the next
-    word's number (8), 624 words of 8 bytes each, and then data for normally distributed numbers.
+    torch saves the seed (8 bytes), the number of words left (4), whether it is seeded (4), the
+    index of the next word (8), 624 words of 8 bytes each, and then data for normally distributed
+    numbers.
     """
     if len(state) != 5056:
         raise ConfigError(

@@ -48,7 +48,8 @@ class TensorFlowShuffle(Sampler):
             yield order
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """Returns the seeds of this epoch's iterator: two draws from the dataset's generator."""
+        """Returns the seeds of this epoch's iterator: two draws from the dataset's generator, or
+        without `reshuffle` the dataset's own seeds in every epoch."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):
