@@ -127,7 +127,7 @@ class _Shares:
             self.table.add_column(column, justify="right", no_wrap=True)
 
     def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
-        """Adds a row. part, whole : what the bar shows"""
+        """Adds a row. part, whole : the bar shows part as a share of whole"""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
         name = _short(name, self._name_width)

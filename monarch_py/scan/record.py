@@ -28,7 +28,7 @@ SAMPLES = 3
 class Listed:
     """The record of one source.
 
-    errors, error : the results of `Walk.errors`
+    errors, error : the number of names that could not be read, and the first errno
     seconds : how long the scan took
     root_ino, up_ino : inodes of the root and of its ".."
     samples : (relative path, inode) of at most SAMPLES files

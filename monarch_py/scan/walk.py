@@ -106,9 +106,10 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : names in directories that `want` named, in place of what is left of the last
-            allowance; 0 keeps what is left, but ends an allowance without limit
-        more_others : names in the other directories, added to what is left of the last allowance
+        wanted : names in directories that `want` named. The number replaces what is left of the
+            last allowance; 0 keeps what is left, but ends an allowance without limit
+        more_others : names in all other directories. The number is added to what is left of the
+            last allowance
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -12,8 +12,8 @@ from monarch_py.errors import MonarchError
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
-# The width of a bar, the width of everything beside the bars, and the least width for a title
-# [inches].
+# Widths in a figure [inches]. BAR : of one bar. MARGIN : of everything beside the bars. LEAST : of
+# the narrowest figure that has room for a title.
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
