@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel; there are many, because a
-# remote source has a high latency. AHEAD: the most files whose results are not used yet; for these
-# files, reading has begun or is about to begin.
+# remote source has a high latency. AHEAD: the most files at a time whose results are being computed
+# or wait for their use.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.

@@ -125,7 +125,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> Int32s:
-    """Returns the files that are used, in order of first use.  first : (files,), a row of `Job.first_use`"""
+    """Returns the files that are used, in order of first use.  first : (files,), the first use of
+    each file, as in `Job.first_use`"""
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 

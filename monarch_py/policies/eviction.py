@@ -168,7 +168,7 @@ class FarthestUse:
         """Decides whether to admit a file that was loaded and is not held.
 
         upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
-        now : the number of the access that loaded the file
+        now : the number of the latest access; a next use up to it is past
 
         Returns the files that were evicted for this file, or None if it was not admitted.
         """

@@ -1,5 +1,5 @@
 """Computes which nodes hold each file: its owner, and further nodes that have room left. Also adds
-to a plan the holders of the plan's samples.
+the samples' holders to a plan.
 
 Every node computes the same result by itself, without communication.
 """

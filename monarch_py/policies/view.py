@@ -37,10 +37,10 @@ class Cluster:
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
-    read_rate : (nodes, classes) float64 [bytes/s], of all threads of a class together
+    read_rate : (nodes, classes) float64 [bytes/s], the rate of all threads of a class together
     network : (nodes,) float64 [bytes/s], the rate of each node's link
     ranks : (nodes,) int, processes that train
-    preprocess : (nodes,) float64 [bytes/s], of one staging thread
+    preprocess : (nodes,) float64 [bytes/s], the rate of one staging thread
     pfs_rate : number of clients -> rate of the file system for all these clients together [bytes/s]
     """
 
@@ -208,8 +208,8 @@ class Decision:
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank that has the smallest fraction of its threads (Lobster 4.3). With None, every
-        rank has threads of its own
+        to the rank for which the smallest fraction of this number fetches now (Lobster 4.3). With
+        None, every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

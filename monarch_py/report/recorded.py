@@ -196,9 +196,9 @@ class Recorded:
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
         """Returns the epochs of the run. With `given`, all epochs have equally many opens.
-        Otherwise the plan defines the epochs. Without a plan, an epoch is as many opens as there
-        are files for each node. The list is empty if no file was opened, or if the opens suggest
-        more than MOST_EPOCHS epochs.
+        Otherwise the plan defines the epochs. Without a plan, an epoch is `files` / `nodes` opens.
+        The list is empty if no file was opened, or if the opens suggest more than MOST_EPOCHS
+        epochs.
 
         given : how many epochs the training has had
         """

@@ -44,8 +44,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and the time.monotonic() at which the node
-# that made them began [s].
+# The records of all sources, by the sources' numbers, and when the node that made them began to do
+# so, on this node's time.monotonic() [s].
 Scanned = tuple[list[Listed], float]
 
 

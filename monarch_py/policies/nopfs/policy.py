@@ -31,7 +31,7 @@ def nopfs(job: Job) -> Decision:
     now. It assumes so once its own accesses have reached the number of the access by which the
     other node needs the file (NoPFS 5.2.2). Classes are filled during training, in order of first
     use, so that files that are already late come before all others. If a node reads a file that
-    belongs in one of its classes and is not there yet, this read fills it there.
+    belongs in one of its classes and is not there yet, this read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """

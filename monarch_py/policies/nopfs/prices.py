@@ -105,7 +105,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 class _Sample:
     """A sample of the files.
 
-    table : (nodes, files), values
+    table : (nodes, files), the value of a byte of each file at each node, with the noise
     weights : (files,), sizes scaled to a sum of 1
     share : (nodes,), quotas relative to the size of all files
     everything : as in `Program`
