@@ -128,7 +128,7 @@ def _young_s(found: os.stat_result) -> float:
     it shows every change."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # The server's clock may be a little ahead. A time far ahead was set by a program; a further
-    # change would replace it, and so would show.
+    # change would show, because it would replace that time.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 

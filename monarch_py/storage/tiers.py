@@ -38,7 +38,8 @@ MARGIN_BYTES = 1 << 20
 CATALOG_BYTES = 1 << 30
 # Reading the free memory takes a millisecond, and reading the size of the directory takes several
 # calls. The daemon places small files in up to a thousand portions a second, so it keeps each value
-# for LOOK_S [s]. It reads the free memory earlier if more than LOOK_BYTES were filled since.
+# for LOOK_S [s]. It reads the free memory again earlier if more than LOOK_BYTES were filled
+# meanwhile.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 # Errors that say nothing about a tier: the process or the node has no descriptor left for now.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -89,8 +90,8 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 def refuse_replaceable(mount_point: Path) -> None:
     """Refuses a mount point below which another user could replace the directory of copies by one
-    of their own. Raises TierError if this is certain, and logs a warning if it cannot be decided
-    from here."""
+    of their own. Raises TierError if this is certain, and logs a warning if this process cannot
+    decide it."""
     try:
         found = doubts(mount_point)
     except OSError as error:

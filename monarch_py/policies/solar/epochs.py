@@ -131,8 +131,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # `change` is what it costs to let successor(j) follow i, and successor(i) follow j. If i and
-        # j are in different cycles, this joins the two.
+        # `change` is what it costs to let successor(j) follow i, and successor(i) follow j. If i
+        # and j are in different cycles, this joins the two.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
