@@ -19,16 +19,17 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel; there are many, because a
-# remote source has a high latency. AHEAD: the most files whose result was not used yet.
+# remote source has a high latency. AHEAD: the most files at a time whose results are being computed
+# or wait for their use.
 THREADS, AHEAD = 32, 64
-# Files up to this size are read completely before they are written to the tar, so that a file that
-# changes during the read can be read again [bytes].
+# Files up to this size [bytes] are read completely before they are written to the tar, so that a
+# file that changes during the read can be read again.
 SMALL_BYTES = 1 << 20
-# The buffer for reading and writing tars. Headers of small members lie close together, so one read
-# returns many of them [bytes].
+# The size of the buffer for reading and writing tars [bytes]. Headers of small members lie close
+# together, so one read returns many of them.
 BUFFER_BYTES = 1 << 20
-# If a file changes twice within this time, its modification time may not show the second change
-# [s].
+# If a file changes twice within this time [s], its modification time may not show the second
+# change.
 TIME_STEP_S = 2.0
 SECOND_NS = 1_000_000_000
 RECORD_BYTES = tarfile.BLOCKSIZE
@@ -68,8 +69,8 @@ def _reading(path: str | Path) -> Iterator[None]:
 
 
 def _names(root: Path) -> list[str]:
-    """Returns the paths, relative to `root`, of everything below `root` that is not a directory. In
-    their order, the files of a directory are neighbours."""
+    """Returns the paths, relative to `root`, of everything below `root` that is not a directory.
+    The files of one directory are neighbours in the list."""
 
     def failed(error: OSError) -> None:
         raise _failed(error.filename, error)
@@ -126,8 +127,8 @@ def _young_s(found: os.stat_result) -> float:
     """Returns for how long the file's modification time may fail to show a further change [s]; 0 if
     it shows every change."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # The server's clock may be a little ahead. A time far ahead was set by a program, and a further
-    # change would replace it.
+    # The server's clock may be a little ahead. A time far ahead was set by a program; a further
+    # change would show, because it would replace that time.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -183,8 +184,8 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a file for tarfile, which writes the tar at the same time; an error says which of the
-    two failed."""
+    """Reads a file for tarfile, which writes it into the tar at the same time. An error of this
+    read names the file, so it cannot be taken for an error of the tar."""
 
     path: Path
     file: BinaryIO
@@ -341,7 +342,7 @@ def index_pack(root: Path, pack: Path) -> Packed:
     time in whole seconds, only whole seconds are compared.
 
     Raises MonarchError if `pack` is not an uncompressed tar or cannot be read, and ConfigError if
-    it changes meanwhile.
+    the tar changes meanwhile.
     """
     try:
         tar = os.stat(pack)

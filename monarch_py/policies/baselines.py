@@ -34,7 +34,7 @@ def staging_buffer(job: Job) -> Decision:
 
 def deepio(job: Job) -> Decision:
     """Ordered mode of DeepIO (Zhu et al. 2018): every node loads a contiguous share of the dataset
-    into its memory before training. Batches come from there, in the sampler's order.
+    into its memory before training. Batches are read from these memories, in the sampler's order.
 
     Files that fit into no memory are read from the file system when they are used (the paper's
     hybrid mode).
@@ -61,8 +61,8 @@ def lbann_dynamic(job: Job) -> Decision:
     reads a sample first keeps it in memory for all nodes.
 
     Assumption: a node whose memory is full keeps no further samples, and these are read again in
-    every epoch. That happens if the nodes' shares differ in size. Raises PolicyError as the
-    preloading mode does.
+    every epoch. One memory may be full while another has room, because the nodes' shares differ in
+    size. Raises PolicyError if the dataset is larger than all memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes use a sample first at the same time, the node with the lowest number keeps

@@ -27,8 +27,8 @@ from monarch_py.policies.view import (
     When,
 )
 
-# Runs accesses through one cache. Arguments: the node, the epoch, the files, and the numbers of the
-# accesses.
+# Runs some accesses of an epoch through one node's cache. Arguments: the node, the epoch, and for
+# each access its file and its position in the epoch, in the order of `in_time`.
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
@@ -125,7 +125,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> Int32s:
-    """Returns the files that are used, in order of first use.  first : (files,), as in `Job`"""
+    """Returns the files that are used, in order of first use.  first : (files,), the first use of
+    each file, as in `Job.first_use`"""
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 

@@ -4,8 +4,9 @@ use.
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
 every access changes what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7
 us per access, plus 0.4 us for each further class; farthest next use takes 1.1 us. Ten million
-accesses to two million files, half of them cached, took 1.1 and 1.8 us each on a busy machine,
-including the time for drawing the orders and finding the next uses (benchmarks/policies).
+accesses to two million files, half of them cached, took 1.1 us each with LRU and 1.8 us with
+farthest next use, on a busy machine. This includes drawing the orders and finding the next uses
+(benchmarks/policies).
 """
 
 import heapq
@@ -97,7 +98,7 @@ class LeastRecent:
     def _push(self, file: int, size: int) -> tuple[int, int]:
         """Puts a file into the fastest class that can hold it, as the most recently used. Files
         pushed out of a class go to the next slower one. Returns the class that took the file, and
-        the slowest class that took any file; MISS for none."""
+        the slowest class that took any file; both are MISS if no class can hold the file."""
         coming = [(file, size)]
         into = down = MISS
         for level in self._classes:
@@ -137,9 +138,9 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # An entry is -(next use x files + file), so the smallest entry is the farthest use. The
-        # entry of a file that was used since is stale: its use lies in the past, so it reaches the
-        # top only after all valid entries.
+        # An entry is -(next use x number of files + file), so the smallest entry has the farthest
+        # next use. When a file is used, its old entry becomes stale: the entry's use then lies in
+        # the past, so it reaches the top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -166,7 +167,8 @@ class FarthestUse:
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
         """Decides whether to admit a file that was loaded and is not held.
 
-        upcoming : the file's next use;  now : the number of this access
+        upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
+        now : the number of the latest access; a next use up to it is past
 
         Returns the files that were evicted for this file, or None if it was not admitted.
         """
@@ -190,8 +192,9 @@ class FarthestUse:
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
         """Evicts the files with the farthest next use until a class has `size` free bytes, and
-        pushes `key` onto the heap. Changes nothing if evicting all files whose use is farther than
-        `key` is not enough. Returns the class, or MISS, and the evicted files."""
+        pushes `key` onto the heap. Changes nothing if there is too little room even without all
+        files whose next use is farther than that of `key`. Returns the class, or MISS, and the
+        evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]

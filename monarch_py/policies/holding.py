@@ -1,5 +1,5 @@
 """Computes which nodes hold each file: its owner, and further nodes that have room left. Also adds
-to a plan the holders of the plan's samples.
+the samples' holders to a plan.
 
 Every node computes the same result by itself, without communication.
 """
@@ -23,7 +23,8 @@ MOST_HOLDERS = 4
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
     """Returns the nodes that hold each file if there is no plan, by the files' hashes
-    (policies/rendezvous.py): (files, any) int32, the owner first, padded with NOBODY.
+    (policies/rendezvous.py): (files, up to MOST_HOLDERS) int32, the owner first, padded with
+    NOBODY.
 
     keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
     extra : whether a node also holds files of other owners, in the room that its own files leave
@@ -36,14 +37,14 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
-    """Returns columns of further holders. If a file has more holders than can be listed, its key
-    selects the node at which the search for them begins, so that different files list different
-    nodes."""
+    """Returns columns of further holders. The search for a file's holders begins at a node that the
+    file's key selects, so that files with more holders than can be listed list different nodes."""
     nodes = len(quotas)
-    # The files are sorted by their keys here, so that the computation for each node need not do it.
+    # `second_copies` sorts the files by their keys for each node. That is fast after this sort,
+    # because the files are in order already.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
-    # (nodes, files / 8): one bit for each node and file.
+    # (nodes, files / 8): one bit for each node and file, set if the node keeps the file.
     kept = np.stack(
         [np.packbits(second_copies(keys, sizes, owner, n, int(quotas[n]))) for n in range(nodes)]
     )
@@ -78,8 +79,9 @@ def _held(plan: Plan, part: PlanPart) -> PlanPart:
 
 
 def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
-    """Returns the nodes that hold each sample of a plan, (samples, any). Daemons that follow the
-    plan keep the files on these nodes, even if the hashes of their paths would give others.
+    """Returns the nodes that hold each sample of a plan, (samples, up to MOST_HOLDERS). Daemons
+    that follow the plan keep the files on these nodes, even if the hashes of the files' paths would
+    give other nodes.
 
     quota : how much each node holds [bytes];  extra : as in `held_by_hash`
     """

@@ -18,7 +18,7 @@ from monarch_py.policies.reordering import deepio_opportunistic, locality_aware,
 from monarch_py.policies.solar.policy import Solar
 from monarch_py.policies.view import Policy
 
-# Each policy with a one-line summary, for users who choose one; docs/simulator.md has the sources.
+# Each policy with a one-line summary, for users who choose one; docs/simulator.md names the papers.
 _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("perfect", perfect, "Nothing ever waits: the lower bound."),
     ("naive", naive, "Reads each sample when it is needed, keeps nothing."),
@@ -50,7 +50,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
 POLICIES = {name: policy for name, policy, _ in _POLICIES}
 NAMES = tuple(POLICIES)
 SUMMARIES = {name: summary for name, _, summary in _POLICIES}
-# The policies that Monarch's daemon uses, and for which nodes.
+# The policies that Monarch's daemon uses, and when it uses each.
 DAEMON = {
     "first-fit": "one node",
     "hash": "several nodes",

@@ -12,9 +12,9 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
-# The holder of a file that only the source has.
+# Stands in the place of a node's number if no node holds the file.
 NOBODY = PFS
-# A fill asks at most this many nodes: MONARCH_ASKED.
+# A fill asks at most this many nodes. It equals MONARCH_ASKED in C.
 ASKED = 2
 # Stands in the place of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
@@ -39,7 +39,7 @@ class NodePolicy:
     kept : (shared files,) whether this node keeps each file, unless a plan overrides it
     follows_plan : whether a plan determines what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
-        file that is not to be kept, UNPLANNED for a file of no plan
+        file that is not to be kept, UNPLANNED for a file that is in no plan
     """
 
     def __init__(self, node: int = 0, *, shares: bool = False) -> None:
@@ -53,8 +53,8 @@ class NodePolicy:
     # --- decisions ------------------------------------------------------------------------------
 
     def owners(self, ids: Ints) -> Int32s:
-        """Returns (n,) the owner of each file, which is the only node that reads it from the
-        source, and keeps it; NOBODY for a file that each node reads for itself."""
+        """Returns (n,) the owner of each file: it keeps the file, and no other node reads the file
+        from the source. NOBODY for a file that each node reads for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
@@ -98,7 +98,7 @@ class NodePolicy:
         `ids`. The file that is used farthest in the future is dropped first. Among files with the
         same next use, the first in `ids` is dropped first.
 
-        sizes : (n,) [bytes];  least_use : files that are used sooner are kept
+        sizes : (n,) [bytes];  least_use : files with a smaller `next_use` are kept
         """
         uses = self.next_use(ids)
         order = np.argsort(-uses, kind="stable")
@@ -108,10 +108,10 @@ class NodePolicy:
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, in this order; NOBODY means
-        that the source is read. This node reads from the source its own files, and files that no
-        node keeps. Of two holders, the one with the shorter queue is asked first. If its answer
-        does not bring the file, the other one is asked: a holder that is not the owner may have no
-        copy yet, while the owner fills a file that it does not have.
+        that the source is read. This node goes to the source for its own files, and for files
+        that no node keeps. Of two holders, the one with the shorter queue is asked first. If its
+        answer does not bring the file, the other one is asked: a holder that is not the owner may
+        have no copy yet, while the owner fills a file that it does not have.
 
         queues : (nodes,) how many orders of this node wait for each node
         """
@@ -171,8 +171,9 @@ class NodePolicy:
 
         tier : (n,) the tier in which this node keeps each file, NOWHERE for none
         files : the number of all files, whether in the plan or not
-        holders : (n, ASKED) the nodes that keep each file, the same on every node. They remain when
-            the plan is dropped, because the copies are where the plan has put them
+        holders : (n, ASKED) the nodes that keep each file; every node passes the same holders. The
+            holders remain when the plan is dropped, because the copies are where the plan has put
+            them
         """
         self.follows_plan = True
         self.planned = np.full(files, UNPLANNED, np.int32)
@@ -187,7 +188,7 @@ class NodePolicy:
         self.foresee(np.zeros(0, np.uint64))
 
     def foresee(self, ids: Ints) -> None:
-        """Sets which files are used next, in this order. Each is named once."""
+        """Sets which files are used next: `ids`, in the order of use, each file once."""
         order = np.argsort(ids, kind="stable")
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
@@ -206,12 +207,13 @@ class NodePolicy:
         self.kept[ids] = False
 
     def move(self, ids: Ints, nodes: Ints) -> None:
-        """Sets the (n,) owners of these files. No other nodes keep the files."""
+        """Makes `nodes`, (n,), the owners of these files, and removes their other holders."""
         self._holders[ids] = NOBODY
         self._holders[ids, 0] = nodes
 
     def adopt(self, ids: Ints) -> None:
-        """Notes that this node owns these files from now on. No plan has chosen a tier for them."""
+        """Notes that this node owns these files from now on, and forgets the tiers that a plan has
+        chosen for them."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True

@@ -35,7 +35,8 @@ class TierRoom:
     def rounded(self, sizes: Sizes) -> npt.NDArray[np.int64]:
         """Returns (files,) the bytes that files of these sizes take on the tier."""
         block = self.block_bytes
-        # A sparse file may claim to be larger than all storage. Sums of sizes must not overflow.
+        # Sizes are limited so that their sums do not overflow: a sparse file may claim to be larger
+        # than all storage.
         sane = np.minimum(sizes.astype(np.uint64, copy=False), LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
@@ -116,7 +117,7 @@ def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.boo
     waiting = np.flatnonzero(needs <= room)
     left = len(needs) if most is None else most
     while len(waiting) and left > 0:
-        # Take all files before the first that does not fit, then go on with those of the rest that
+        # Take all files before the first that does not fit, then go on with the later files that
         # still fit. Sums are float64: they must not overflow, and are exact below 2**53.
         total = np.cumsum(needs[waiting], dtype=np.float64)
         fitting = min(left, int(np.searchsorted(total, room, side="right")))

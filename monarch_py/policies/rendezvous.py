@@ -37,7 +37,7 @@ def file_keys(files: int) -> Keys:
 def scores(keys: Keys, weights: Floats) -> Floats:
     """Returns (files, nodes) the scores by which each file orders the nodes; the least score comes
     first. Scores are exponential draws whose rates are the weights, so a file's first node is node
-    n with probability weights[n] / sum. A node with weight 0 has an infinite score.
+    n with probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """
@@ -82,8 +82,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     left = np.array(quotas, np.int64)
     weights = np.asarray(quotas, np.float64)
     last = np.zeros(len(keys))
-    # Files are processed in the order of their keys, which is the same on every node; the catalogs'
-    # orders may differ.
+    # Files are processed in the order of their keys, which is the same on every node. The order of
+    # files in the catalog may differ from node to node.
     waiting = np.argsort(keys, kind="stable")
     if not len(waiting):
         return owner

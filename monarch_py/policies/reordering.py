@@ -33,8 +33,9 @@ def deepio_opportunistic(job: Job) -> Decision:
     samples that lie in some node's memory already.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
-    in memory to the nodes at random, each once, and again if the epoch is longer. So with N nodes,
-    one in N samples is local. Samples that did not fit into any memory are not used.
+    in memory to the nodes at random, each sample once. If the epoch needs more samples, it deals
+    them again. So with N nodes, one in N samples is local. Samples that did not fit into any memory
+    are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)
@@ -59,7 +60,7 @@ def parallel_staging(job: Job) -> Decision:
     training, and uses only its share, in its own random order (NoPFS 6).
 
     In each epoch a node goes through its share once. If the share is shorter than the epoch, the
-    node goes through it again; if it is longer, only a part of it is used.
+    node goes through it again; if the share is longer, the node uses only a part of it.
     """
     need_memory(job, "parallel-staging")
     copies = shards(job)

@@ -1,7 +1,7 @@
 """Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
 The content of a cache at the start of an epoch depends on all epochs before. So such a policy is
-written as a generator of epochs, and `Replay` answers for any epoch.
+written as a generator of epochs, and `Replay` gives the result for any epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
-# The results of this many epochs are kept: the current epoch, and those that a prefetcher looks
-# ahead into.
+# The results of this many epochs are kept: the current epoch, and the next ones, which a prefetcher
+# reads ahead of training.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
@@ -85,11 +85,11 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Returns the next use after each of these accesses, which are in order of time; NEVER for
-    NO_FILE.
+    """Returns for each of these accesses, which are in order of time, the next use of its file
+    after it; NEVER for NO_FILE.
 
-    upcoming : (files,) the first use of each file after all these accesses. It is changed in place,
-        and then holds the first use at or after the first of these accesses
+    upcoming : (files,) the first use of each file after the last of these accesses. It is changed
+        in place to the first use of each file from the first of these accesses on
     """
     is_used = files != NO_FILE
     if not is_used.all():

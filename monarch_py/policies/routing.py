@@ -13,8 +13,9 @@ from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 SOURCES = 0
 # A place that was not chosen is tried again after this time, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
-# Waits shorter than NOTICED_S [s] do not matter. The source, which all nodes share, is read instead
-# of a node's copy only if this takes at most the fraction PART of the time for the copy.
+# NOTICED_S : waits shorter than this do not matter [s].
+# PART : the source, which all nodes share, is read instead of a node's copy only if that takes at
+# most this fraction of the time for the copy.
 NOTICED_S, PART = 0.1, 0.5
 
 
@@ -29,7 +30,7 @@ class Routing:
     node_threads : how many threads ask a node at a time
     source_threads : how many threads read the sources
     block_bytes : how much of a file a thread moves at a time
-    tried : when each place was last chosen [s]; choices are added;  now_s : the time
+    tried : when each place was last chosen [s]; each choice updates it;  now_s : the time now [s]
     """
 
     rate: Callable[[int, int], float | None]
@@ -99,9 +100,9 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if it is unknown. It is
-        the time of the file itself, and as much again for each file before it in a thread's queue.
-        Threads move the blocks of a file in parallel."""
+        """Returns the time until a file arrives from a place [s], or None if it is unknown: the
+        time to move the file, and as much again for each file that one thread moves before it. The
+        threads divide the queue among them, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

@@ -25,7 +25,7 @@ Uints = npt.NDArray[np.uint64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
-# Fills the rest of a step in an order if a node takes fewer samples than other nodes.
+# Pads the end of a node's step in an order, if the node takes fewer samples than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -37,10 +37,10 @@ class Cluster:
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
-    read_rate : (nodes, classes) float64 [bytes/s], of all threads of a class together
+    read_rate : (nodes, classes) float64 [bytes/s], the rate of all threads of a class together
     network : (nodes,) float64 [bytes/s], the rate of each node's link
     ranks : (nodes,) int, processes that train
-    preprocess : (nodes,) float64 [bytes/s], of one staging thread
+    preprocess : (nodes,) float64 [bytes/s], the rate of one staging thread
     pfs_rate : number of clients -> rate of the file system for all these clients together [bytes/s]
     """
 
@@ -96,8 +96,8 @@ class Job:
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
-        """The number of each node's first access to each file, (nodes, files), counted over all
-        epochs; NEVER if the node does not use the file."""
+        """When each node first uses each file, (nodes, files): the position of this access among
+        all accesses of the node, over all epochs; NEVER if the node does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
@@ -111,7 +111,8 @@ class Job:
 def same_shape(order: Ints, files: Ints) -> Int32s:
     """Returns an order of the same shape as `order`, but with these files.
 
-    order : as in `Job.orders`;  files : as many as `order` has, sorted by node, then by step
+    order : as in `Job.orders`;  files : as many as `order` has, in the same sequence: the files of
+        the first node, step by step, then those of the second node, and so on
     """
     dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
@@ -191,9 +192,9 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies that the other classes hold, and when these are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, the access by which each copy should be there, numbered for its node as
-        in `Job.first_use`. Another node does not ask for the copy before it has itself reached that
-        access (NoPFS 5.2.2). With None, nodes know which copies exist
+    due : (copies,) int64, by which access of its node each copy should exist, numbered as in
+        `Job.first_use`. Another node asks for the copy only once its own accesses have reached this
+        number (NoPFS 5.2.2). With None, nodes know which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. Requests that arrive while the owner reads a file share that read, so an
@@ -207,8 +208,8 @@ class Decision:
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank that has the smallest fraction of its threads (Lobster 4.3). With None, every
-        rank has threads of its own
+        to the rank for which the smallest fraction of this number fetches now (Lobster 4.3). With
+        None, every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

@@ -29,9 +29,10 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 # The most files and accesses that are simulated. With fewer files and proportionally less room, the
 # ratios stay the same (docs/simulator.md), and simulating a change takes less than a second.
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
-# The most nodes that are simulated, and the largest mean size of files [bytes].
+# MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
+# [bytes].
 MOST_NODES, MOST_MEAN = 64, 1e13
-# The files of a batch, and the batches that each reader fetches ahead.
+# BATCH : the files of a batch. AHEAD : the batches that each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.

@@ -23,7 +23,8 @@ SIZE, LETTERS = (4.8, 3.0), 11
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
-# Identifiers that matplotlib numbers anew in each figure, and that nothing refers to.
+# Identifiers that matplotlib numbers anew in each figure. They are removed, since nothing refers to
+# them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 # Metadata that matplotlib would write into each drawing. The page has it already.
 METADATA = ("Creator", "Date", "Format", "Type")
@@ -75,7 +76,7 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Keep text as text. The fixed salt makes drawings of one run identical.
+    # Keep text as text. The fixed salt makes repeated drawings of one run identical.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 
@@ -197,7 +198,7 @@ def _files(run: Recorded) -> Figure:
 
 
 def _heat_map(share: Floats, width: int) -> str:
-    """Draws cells, row by row. share : (n,) of each cell, 0 to 1"""
+    """Draws cells, row by row. share : (n,) the share that each cell shows, 0 to 1"""
     cells = np.full(-(-len(share) // width) * width, np.nan)
     cells[: len(share)] = share
     with _style():

@@ -20,8 +20,8 @@ from monarch_py.native import Floats
 
 # The schema of docs/status.md that this module reads.
 SCHEMA = 1
-# A file larger than this is not a report, since even the report of a million files has 0.2 MB
-# [bytes].
+# A file larger than this [bytes] is not a report: even the report of a million files has only
+# 0.2 MB.
 MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
@@ -29,7 +29,7 @@ MOST_INTERVALS = 120
 # If the opens suggest more epochs than this, programs do not open each file once an epoch.
 MOST_EPOCHS = 1000
 
-# The largest number of readers that a report may have; a daemon sees fewer threads.
+# The largest number of readers that a report may have. No daemon sees that many threads.
 MOST_READERS = 4096
 # A run is taken to last at least this long, so that rates are finite [s].
 SHORTEST_S = 1e-3
@@ -195,9 +195,10 @@ class Recorded:
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. If `given` is None, the plan defines them; without a plan,
-        an epoch is as many opens as there are files. The list is empty if no file was opened, or if
-        the opens suggest more than MOST_EPOCHS epochs.
+        """Returns the epochs of the run. With `given`, all epochs have equally many opens.
+        Otherwise the plan defines the epochs. Without a plan, an epoch is `files` / `nodes` opens.
+        The list is empty if no file was opened, or if the opens suggest more than MOST_EPOCHS
+        epochs.
 
         given : how many epochs the training has had
         """
@@ -206,8 +207,8 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # An epoch ends at the first point of the next epoch: the opens that were counted up to
-            # this point were made before it.
+            # An epoch ends at the first point of the history that belongs to the next epoch: the
+            # opens that were counted up to this point were made before it.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

@@ -14,10 +14,11 @@ from rich.text import Text
 from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.units import counted, format_size
 
-# The time over which the rate of fills is averaged, to estimate how long they will still take [s].
+# The rate of fills is averaged over this time [s], to estimate how long the remaining fills take.
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# The width that a table with bars needs besides its names, and the least width of a name [columns].
+# Widths [columns]. NEEDED_WIDTH : what a table with bars needs besides its column of names.
+# LEAST_NAME : the least width of this column.
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
@@ -127,7 +128,7 @@ class _Shares:
             self.table.add_column(column, justify="right", no_wrap=True)
 
     def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
-        """Adds a row. part, whole : what the bar shows"""
+        """Adds a row. part, whole : the bar shows part as a share of whole"""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
         name = _short(name, self._name_width)

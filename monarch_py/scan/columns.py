@@ -23,6 +23,7 @@ COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
 # Column -> another column of the same entry; only the difference of the two is stored. `unpack`
 # decodes the columns in this order, so the other column is already decoded each time.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
+# Columns of which only the difference from the previous entry is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 

@@ -28,7 +28,7 @@ SAMPLES = 3
 class Listed:
     """The record of one source.
 
-    errors, error : the results of `Walk.errors`
+    errors, error : the number of names that could not be read, and the first errno
     seconds : how long the scan took
     root_ino, up_ino : inodes of the root and of its ".."
     samples : (relative path, inode) of at most SAMPLES files
@@ -44,8 +44,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and the time.monotonic() at which the node
-# that made them began [s].
+# The records of all sources, by the sources' numbers, and when the node that made them began to do
+# so, on this node's time.monotonic() [s].
 Scanned = tuple[list[Listed], float]
 
 

@@ -41,11 +41,11 @@ class Walk:
     doorbell : a C pointer, rung when `take` can return a batch
     directories : directories relative to the root; only these are listed, and with is_deep also all
         their subdirectories. None for the whole tree
-    known : a catalog's struct monarch_writer *, the struct monarch_clients * of programs that read
-        while the scan runs, and a time at which the catalog had no files yet [ns]. The scan skips a
-        file that the catalog already has under the same name and inode number, if the file's
-        directory has not changed since that time. For a file that a program is reading, the scan
-        takes the attributes that the kernel has cached
+    known : three values: a catalog's struct monarch_writer *, the struct monarch_clients * of the
+        programs, and a time at which the catalog had no files yet [ns]. The scan skips a file that
+        the catalog already has under the same name and inode number, if the file's directory has
+        not changed since that time. For a file that a program is reading, the scan takes the
+        attributes that the kernel has cached
     allowed : the arguments of a first call of `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -106,9 +106,10 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : names in directories that `want` named, in place of what is left of the last
-            allowance; 0 keeps what is left, but ends an allowance without limit
-        more_others : names in the other directories, added to what is left of the last allowance
+        wanted : names in directories that `want` named. The number replaces what is left of the
+            last allowance; 0 keeps what is left, but ends an allowance without limit
+        more_others : names in all other directories. The number is added to what is left of the
+            last allowance
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -137,7 +137,7 @@ def _decided(job: Job, decision: Decision) -> dict[str, Any]:
     copies, owner = decision.copies, decision.owner
     if len(copies.node) > MOST_COPIES:
         raise MemoryError("there are more copies than the simulation can number")
-    # Sort by (node, class). The sort is stable, so each list keeps the policy's order.
+    # Sort by (node, class). The sort is stable, so the copies of one class keep the policy's order.
     rows = np.lexsort((copies.cls, copies.node))
     # C uses owners as indices without checking them.
     if owner is not None and not (
@@ -166,7 +166,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: Array = orders(epoch)
-        # C assumes the shape of the first order, and uses the numbers as indices without a check.
+        # C assumes that every order has the shape of the first one, and uses the files' numbers as
+        # indices without a check.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(
                 f"the order of epoch {epoch} does not match this job's files and steps"

@@ -89,8 +89,8 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
 
 
 def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
-    """Returns the scenario with `batch_per_rank` set. If the user wrote `batch`, this is `batch`
-    divided by the number of all ranks."""
+    """Returns the scenario with `batch_per_rank` set. If the user wrote `batch`, `batch_per_rank`
+    is `batch` divided by the number of ranks on all nodes."""
     world, batch = scenario.world_size, scenario.batch_written
     spot = top.of("batch_per_rank" if batch is None else "batch")
     if (batch is None) == (scenario.batch_per_rank == 0):

@@ -12,8 +12,8 @@ from monarch_py.errors import MonarchError
 
 COLOURS = {"staging": "#e2e8f0", "local": "#2b6cb0", "remote": "#63b3ed", "pfs": "#c53030"}
 KINDS = (".png", ".svg", ".pdf", ".jpg", ".webp")
-# The width of a bar, the width of everything beside the bars, and the least width for a title
-# [inches].
+# Widths [inches]. BAR : the width of a bar. MARGIN : the width of everything beside the bars.
+# LEAST : the least width of a figure, so that its title has room.
 BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
@@ -31,7 +31,8 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draws a document (`result`) as a picture, in the format given by the extension of `path`.
+    """Draws a JSON document of results (`result`) as a picture, in the format given by the
+    extension of `path`.
 
     Each bar is a policy's total time, divided in proportion to the bytes from each place. The line
     is the time of the policy `perfect`, if this policy was simulated. Raises MonarchError if no

@@ -68,7 +68,7 @@ class Result:
         return {place: self.bytes[place] / total if total else 0.0 for place in PLACES}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the policy's JSON object. It has the key `details` only if there are any."""
+        """Returns the policy's JSON object. It lacks the key `details` if `details` is empty."""
         sums = {"total_seconds": self.total_seconds, "share": self.share}
         document = {**sums, **asdict(self)}
         if not self.details:

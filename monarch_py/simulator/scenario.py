@@ -46,7 +46,7 @@ Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 class Curve:
     """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
     SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
-    the PFS the rate t(g) of its g clients together. Each of n threads or clients gets 1/n.
+    the PFS the rate t(g) of its g clients together. Each of n threads or clients gets 1/n of it.
 
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
@@ -109,7 +109,8 @@ ByThreads = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SizeLaw(Keys):
-    """Sizes of files [bytes]: normal, and redrawn outside [min, max] (NoPFS, section 6.1).
+    """The law of file sizes [bytes]: a normal law. A size outside [min, max] is drawn again (NoPFS,
+    section 6.1).
 
     mean : the mean of the normal law
     std : its standard deviation
@@ -304,8 +305,8 @@ class Scenario(Keys):
     name: Annotated[Sentence, Key(default="the file's name")]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     ranks_per_node: Threads = 1
-    # The user's values of `world_size` and `batch`. If they are given, ranks_per_node and
-    # batch_per_rank follow from them.
+    # ranks_written and batch_written are the user's values of `world_size` and `batch`. If they are
+    # given, ranks_per_node and batch_per_rank follow from them.
     ranks_written: Annotated[Number | None, Key("world_size")] = None
     epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0

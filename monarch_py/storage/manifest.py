@@ -225,7 +225,8 @@ class Manifest:
         """Returns all rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
-            # Use a generator: the process would keep the memory of a list of a million tuples.
+            # Use a generator. The memory of a list of a million tuples would stay with the process
+            # after the list is freed.
             rows = (
                 (h & MASK, c, z, i & MASK, m, t, s & MASK, o, 0)
                 for h, c, z, i, m, t, s, o in self._db.execute(query)

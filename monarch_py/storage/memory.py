@@ -107,7 +107,8 @@ def available_bytes(
 
 
 class Memory:
-    """The available bytes, read once a second at most: the kernel may take long to sum a group."""
+    """The available bytes, read once a second at most: the kernel may take long to sum up the
+    memory of a cgroup."""
 
     def __init__(self) -> None:
         self._bytes, self._next_look_s = 0, 0.0

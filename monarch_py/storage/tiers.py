@@ -33,12 +33,13 @@ log = logging.getLogger("monarch.tiers")
 NAME_BYTES, ROW_BYTES = 64, 448
 # Room kept free on the file system, whatever the quota is, for manifest and directories [bytes].
 MARGIN_BYTES = 1 << 20
-# Room kept free for a catalog that grows on the tier's file system; never more than half of the
-# file system. It is enough for three million files [bytes].
+# Room kept free for a catalog that grows on the tier's file system [bytes], but never more than
+# half of the file system. It is enough for three million files.
 CATALOG_BYTES = 1 << 30
 # Reading the free memory takes a millisecond, and reading the size of the directory takes several
 # calls. The daemon places small files in up to a thousand portions a second, so it keeps each value
-# for LOOK_S [s]. It reads the free memory again once LOOK_BYTES were filled.
+# for LOOK_S [s]. It reads the free memory again earlier if more than LOOK_BYTES were filled
+# meanwhile.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 # Errors that say nothing about a tier: the process or the node has no descriptor left for now.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -89,8 +90,8 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 def refuse_replaceable(mount_point: Path) -> None:
     """Refuses a mount point below which another user could replace the directory of copies by one
-    of their own. Raises TierError if this is certain, and logs a warning if it cannot be decided
-    from here."""
+    of their own. Raises TierError if this is certain, and logs a warning if this process cannot
+    decide it."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -155,8 +156,8 @@ class Tier:
         # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk was full before the quota was used up
-        # Free memory: the bytes at the last look, the time of the next look, and how many bytes
-        # were filled since the last look, less those removed since then.
+        # `_memory_bytes` is the free memory at the last look, `_next_look_s` the time of the next
+        # look, and `_filled_bytes` what was filled since the last look, less what was removed.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
         # `overhead_bytes` at the last look, and the time of the next look.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
@@ -204,7 +205,8 @@ class Tier:
         is_sound : whether this is a regular file of the user, with one name and a copy's mode.
             Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
         """
-        # Use a generator: the process would keep the memory of a list of a million tuples.
+        # Use a generator. The memory of a list of a million tuples would stay with the process
+        # after the list is freed.
         listed = np.fromiter(self._looks(), dtype=LISTED)
         listed.sort(order="number")
         return listed
@@ -247,8 +249,8 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """A copy number larger than all that earlier daemons gave: the microseconds since 1970,
-        because no daemon makes a million copies a second."""
+        """A copy number larger than all that earlier daemons gave: the microseconds since 1970. A
+        daemon counts up from there, and makes fewer than a million copies a second."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -333,7 +335,8 @@ class Tier:
     def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
         """Turns the reservations of fills that succeeded into used room.
 
-        numbers, sizes, taken : (fills,) number of each copy, its size, and what it took [bytes]
+        numbers : (fills,) the number of each copy
+        sizes, taken : (fills,) each copy's size, and what it takes on the tier [bytes]
         """
         reserved = self.rounded_all(sizes)
         excess = np.maximum(taken.astype(np.int64) - reserved, 0)
@@ -404,7 +407,7 @@ class Tier:
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Stops placing copies here and using the tier's path."""
+        """Stops placing copies here, and stops using the tier's path."""
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:

@@ -15,7 +15,8 @@ LOOK_S = 1.0
 
 
 class TierWatch:
-    """A thread that looks at the tiers, so that a file system that hangs blocks no other thread.
+    """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
+    thread.
 
     found : called in that thread, once for each tier that cannot be trusted any more, with the
         tier's number and a sentence that says why

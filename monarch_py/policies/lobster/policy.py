@@ -134,7 +134,7 @@ def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
 
     upcoming : the iteration of the next use on this node, counted over all epochs
     now : this iteration, counted in the same way
-    iteration : the number of `now` within its epoch, from 1
+    iteration : the position of this iteration in its epoch, counted from 1
     iterations : I, the iterations of an epoch
     """
     distance = upcoming - now

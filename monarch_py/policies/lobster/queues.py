@@ -6,8 +6,8 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# Bound on the numbers that are in memory at a time. It determines how many windows are tried
-# together. (A simulation requests all steps of an epoch at once, a daemon one step.)
+# The most predicted times that are copied into memory at a time. This limits how many windows are
+# tried together. (A simulation asks for all steps of an epoch at once, a daemon for one step.)
 TOGETHER = 1 << 18
 
 
@@ -63,13 +63,13 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search moves away from the balance. Here bisection searches for the end of a
       window of times. The later a window begins, the later it must end.
-    - The printed loop never compares the sum of the threads with T_L. Here that is a condition.
+    - The printed loop never compares the sum of the threads with T_L. Here it must not exceed T_L.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
       queue at a time, so it may stop where no single change helps. Here all windows [least,
       largest] of predicted times are tried, so the result is exact: the best window begins and ends
       at one of the queues x threads predicted times, and every queue takes the fewest threads that
       put its time into the window.
-    - Times need not fall with threads. If more threads slow a queue down, it takes fewer.
+    - Times need not fall as threads are added. If more threads slow a queue down, it takes fewer.
     """
     *steps, queues, most = seconds.shape
     if queues > total:

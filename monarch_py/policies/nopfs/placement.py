@@ -137,8 +137,8 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # "Elsewhere" is the second-best node. If room is short, it may also be no node, which is
-        # worth 0.
+        # "Elsewhere" is the second-best node. If the quotas do not hold all files, a file may also
+        # go to no node, which is worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -190,7 +190,7 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
         return np.zeros(0, dtype=np.int64)
     used = np.asarray(frequency)[others]
     most = used.max()
-    # NumPy sorts small unsigned integers by radix sort, ten times as fast as others.
+    # NumPy sorts integers of 8 or 16 bits by radix sort, ten times as fast as wider ones.
     rank = (most - used).astype(np.min_scalar_type(int(most)))
     others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]

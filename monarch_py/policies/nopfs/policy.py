@@ -27,10 +27,11 @@ def nopfs(job: Job) -> Decision:
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (4). A node does not query whether another node has a file by now. It
-    assumes so once it has itself reached the access by which the other node needs the file (5.2.2).
-    Classes are filled during training, in order of first use, so that files that are already late
-    come before all others. A read that does not find its file in the node's class fills it there.
+    copy and the file system (NoPFS 4). A node does not query whether another node has a file by
+    now. It assumes so once its own accesses have reached the number of the access by which the
+    other node needs the file (NoPFS 5.2.2). Classes are filled during training, in order of first
+    use, so that files that are already late come before all others. If a node reads a file that
+    belongs in one of its classes and is not there yet, this read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -43,8 +44,8 @@ def planned(job: Job) -> Decision:
 
     Only a file's owner reads the file from the source, in the order of first use or when a node
     requests it, and sends it to other nodes. (In NoPFS each node reads the source until a copy
-    exists.) The source is not read a second time even if it is idle, because others use it too. The
-    rest, including errors, is as in `nopfs`.
+    exists.) The source is not read a second time even if it is idle, because other jobs use it too.
+    Everything else, including errors, is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
     # Without `due`, nodes ask the owner even if it does not have the file yet.

@@ -19,8 +19,8 @@ from monarch_py.policies.view import Array, Floats, Ints
 Rows = Sequence[Array]
 
 # Prices are optimised on samples of the files, in two stages: first roughly, then on enough files
-# to meet the quotas of single nodes closely. Each stage is (table entries, that is files x nodes;
-# steps).
+# to meet the quotas of single nodes closely. Each stage is a pair: the largest number of table
+# entries, which is files x nodes, and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
 # The width of the noise that breaks ties, relative to the mean of the files' largest values. The
 # noise makes the result worse by at most this fraction. Values are small integers, so without noise
@@ -75,8 +75,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
     """Returns prices at which each node's demand is about equal to its quota.
 
     They are found by subgradient steps on samples of the files: the price of a node rises while the
-    node demands more than its quota. Steps shrink, and the prices with the least bound are
-    returned.
+    node demands more than its quota. Steps shrink. Each stage ends with those of its prices that
+    have the least upper bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -105,7 +105,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 class _Sample:
     """A sample of the files.
 
-    table : (nodes, files), values
+    table : (nodes, files), the value of a byte of each file at each node, with the noise
     weights : (files,), sizes scaled to a sum of 1
     share : (nodes,), quotas relative to the size of all files
     everything : as in `Program`
@@ -117,7 +117,8 @@ class _Sample:
     everything: bool
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Returns the bound, and (nodes,) each node's demand at these prices."""
+        """Returns the upper bound of the placement's value, and (nodes,) each node's demand, at
+        these prices."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
         # If every file must be held, a file is demanded by its best node even at a loss, and by all
@@ -135,7 +136,7 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """Returns the prices with the least bound among all steps.  pace : size of the first step"""
+    """Returns the prices of the step with the least bound.  pace : the size of the first step"""
     best, best_value = prices, np.inf
     for step in range(steps):
         value, used = sample.at(prices)

@@ -10,11 +10,11 @@ standard deviation of c (1 - c / n) / sqrt(n) (hypergeometric): 0.34 % of the me
 samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
 0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
-A buffer of size C that drops the samples with the farthest next use saves nothing: for a dataset of
-size D, it loads D - C in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
-59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also replaces
-the buffer by one that knows the future. In the same benchmark, this reduces loads from between 1.3
-and 2.6 times D - C to exactly D - C.
+With a buffer of size C that drops the samples with the farthest next use, the order of epochs saves
+nothing: for a dataset of size D, the buffer loads D - C in an epoch, whatever epoch came before.
+SOLAR reports savings of 25.6 and 59.4 %. With independent shuffles these cannot come from the order
+alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, this
+reduces loads from between 1.3 and 2.6 times D - C to exactly D - C.
 """
 
 from collections.abc import Callable
@@ -131,7 +131,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # i -> successor(j) and j -> successor(i), for i and j in different cycles.
+        # `change` is what it costs to let successor(j) follow i, and successor(i) follow j. If i
+        # and j are in different cycles, this joins the two.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
@@ -144,7 +145,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """Returns the number of the cycle that contains each epoch."""
+    """Returns (epochs,) for each epoch the number of the cycle that contains it, from 0 on."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1
@@ -171,7 +172,8 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the path with this segment at its best position; None if it is there already."""
+    """Returns the path with this segment at its best position; None if the segment is there
+    already."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

@@ -45,14 +45,14 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
     """Assigns the samples of one step to nodes. Returns (samples,) the node of each sample, and
     (samples,) bool, whether it must be loaded: because no node holds it, or because its holder
-    takes `cap` other samples already. Loads are assigned in runs of neighbouring numbers, which lie
-    next to each other in their file (see `chunks`).
+    takes `cap` other samples already. Each node loads samples with neighbouring numbers, because
+    these lie next to each other in the file (see `chunks`).
 
     files : (samples,)
     holder : (samples,), the node that holds each sample, or PFS
     cap : as in `balanced`
     """
-    # The rank of each sample among those of its holder.
+    # The rank of each sample among the step's samples that its holder has.
     by_holder = np.argsort(holder, kind="stable")
     sorted_holder = holder[by_holder]
     rank = np.empty(len(files), dtype=np.int64)

@@ -115,8 +115,9 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns (samples,) the redundant bytes, counted at the first sample of each read. Reduces
-        `spare` by the unwanted samples that are read."""
+        """Returns (samples,) the redundant bytes: those of each read stand at the read's first
+        sample, and its other samples have 0. Reduces `spare` by the unwanted samples that are
+        read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -177,7 +178,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # If a load of this step has evicted the sample, it was read before its eviction.
+            # A load of this step may have evicted the sample. The sample was then read before its
+            # eviction, and counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = STAGING + 1
