@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration that a command means if it names none. This is the site's if its
-    daemon runs on this node, or if no daemon of this user does; otherwise it is the configuration
-    of this user's only daemon here. Raises ConfigError if there is no such configuration, or if
-    several daemons run."""
+    """Returns the configuration to use if the user names none. This is the site's if its daemon
+    runs on this node, or if no daemon of this user does; otherwise it is the configuration of this
+    user's only daemon here. Raises ConfigError if there is no such configuration, or if several
+    daemons run."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -136,7 +136,7 @@ def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():
-        from monarch_py.commands.sweep import sweep_session  # it loads parts of the daemon
+        from monarch_py.commands.sweep import sweep_session  # loads parts of the daemon
 
         for problem in sweep_session(own).problems:
             raise SessionError(problem)

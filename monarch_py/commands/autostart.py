@@ -68,9 +68,8 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program under the library currently has open a file below one of the directories
-    `roots`. The program may have opened that file after the open for which this process was
-    started."""
+    """Whether a file below one of the directories `roots` is open in a program under the library.
+    The program may have opened that file after the open for which this process was started."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

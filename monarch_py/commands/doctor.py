@@ -36,8 +36,8 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to check it as well"
 # Estimate of the shared memory that a catalog takes per file [bytes]: at most 192 bytes, and 96 for
 # the path. (`least_shm_bytes` counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
-# A lower limit on open descriptors gets a warning. The daemon needs two descriptors for each block
-# that it is copying, and the locks of a job may take one descriptor per file.
+# doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
+# for each block that it is copying, and the locks of a job may take one descriptor per file.
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
@@ -192,7 +192,7 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Findings on the manifests of persistent tiers, except of those tiers that a daemon holds. A
+    """Findings on the manifests of persistent tiers. Tiers that a daemon holds are left out. A
     damaged manifest is only a warning, because a daemon starts in spite of it."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)

@@ -25,8 +25,8 @@ class FilePlace:
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : for a file without a copy: "", "filling", "wanted", "unknown", or the reason why the
-        source serves it, as `bypass` in docs/status.md
+    why : "" for a file that has a copy. For another file: "filling", "wanted", "unknown", the
+        reason why the source serves it, as `bypass` in docs/status.md, or "" if there is none
     """
 
     path: str

@@ -72,8 +72,8 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns the bytes of each group's files, (groups,), and of those files in each group that
-    have a copy in each place, (places, groups)."""
+    """Returns how many bytes the files of each group have, (groups,), and how many of these bytes
+    have copies in each place, (places, groups)."""
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):
         return copied.sum(axis=0), copied

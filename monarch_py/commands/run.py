@@ -181,7 +181,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                if self.shares.daemon() != serving:  # `users` names a dead one, or none
+                if self.shares.daemon() != serving:  # `users` names no daemon, or a dead one
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")

@@ -49,8 +49,8 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # The texts that the user wrote: _texts those for named files, by the file's entry, and
-        # _directories those for named directories, by the directory's place.
+        # The texts that the user wrote. _texts: the text for each named file, by the file's entry.
+        # _directories: the text for each named directory, by the directory's place.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each named directory: how many files were found below it, and how many of these files

@@ -23,8 +23,8 @@ from monarch_py.util.hanging import LIMIT_S, hanging
 # The most entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
 # bytes for an entry: 8 digits, a comma and a space.
 ORDER = 65536
-# The most directories in one request, so that it stays below 1 MiB: a path of 4 KiB that is not
-# valid text takes 24 KiB in JSON.
+# The most directories in one request, so that the request stays below 1 MiB: a path of 4 KiB that
+# is not valid text takes 24 KiB in JSON.
 DIRECTORIES = 32
 # The most files that the daemon examines at the source in one request. The number is small because
 # other commands wait during the request.

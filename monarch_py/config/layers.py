@@ -46,8 +46,8 @@ class Layer:
 class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
-    top : the spot of the top of a merged document, in which the spot of each key and item is its
-        spot in the layer that the value comes from
+    top : the spot of the top of a merged document. For each key and item, this document has the
+        spot from the layer whose value is used
     file : the file that says where the tiers are; the daemon's session is that of this file
     """
 

@@ -95,8 +95,8 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group of `text`. Python before 3.11 lacks atomic groups, so it is written as a
-    look-ahead, which the matcher never enters a second time."""
+    """An atomic group of `text`. Python before 3.11 lacks atomic groups, so a look-ahead
+    is used instead, which the matcher never enters a second time."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

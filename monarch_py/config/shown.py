@@ -34,8 +34,8 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields all values; those in inner mappings and lists one by one. Keys of sources and tiers
-    are left out if no layer has them."""
+    """Yields all values. Inner mappings and lists are yielded value by value. Keys of sources and
+    tiers are left out if no layer has them."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
         key = f"{GROUPS[name]}.{name}" if name in GROUPS else name

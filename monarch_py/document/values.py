@@ -25,7 +25,8 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# The reference mentions upper bounds of values up to this one. Larger bounds are only safeguards.
+# The reference mentions the upper bound of a value only if the bound is at most this. Larger bounds
+# are only safeguards.
 MOST_TOLD = (1 << 16) - 1
 # Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
@@ -227,7 +228,7 @@ Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. With other text, calls of the system fail in
+    """Whether the text can be a part of a path. With other text, system calls fail in
     unexpected ways."""
     try:
         return b"\0" not in os.fsencode(text)

@@ -337,9 +337,9 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Lets the library start daemons again. It starts only a few daemons in ten minutes, since
-        something may kill each of them. A daemon that has ended properly must not count, so it is
-        forgotten here."""
+        """Forgets when the library has started daemons, so that it may start them again. The
+        library starts only a few daemons in ten minutes, because something may kill each of them.
+        Call this when a daemon ends properly."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

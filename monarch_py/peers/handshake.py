@@ -222,7 +222,10 @@ def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
     """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline; `at_end` if the
-    connection ends before all bytes have arrived.  deadline : on time.monotonic() [s]"""
+    connection ends before all bytes have arrived.
+
+    deadline : on time.monotonic() [s]
+    """
     data = bytearray()
     while len(data) < n_bytes:
         left = deadline - time.monotonic()

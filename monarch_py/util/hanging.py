@@ -1,4 +1,4 @@
-"""Finds out which file systems hang. Child processes probe them, and this takes a bounded time.
+"""Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
 A system call on a file system that hangs may never return, and no signal ends the call. So a child
 process makes the call, and is abandoned if it hangs. A thread would not do, because a thread that
