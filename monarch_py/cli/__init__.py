@@ -44,11 +44,12 @@ MODULES = {
 }
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-# What click calls a number that is none.
+# Matches the end of click's message about an option's value that is not a number.
 NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
-# The exception that click raises for a group without a command; the group's help is shown then.
-# Older versions of click lack the exception, and show the help themselves.
+# The exception that click raises if a group of commands is called without a command. This module
+# then shows the group's help. Older versions of click lack the exception, and show the help
+# themselves.
 NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -64,7 +65,7 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # modules are loaded, see __main__
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # set by __main__ until here
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
         return command
@@ -101,8 +102,8 @@ def _help(words: tuple[str, ...]) -> None:
 
 
 def _leave_the_library() -> None:
-    """Executes this command again without our preload library, if LD_PRELOAD names it, as after
-    `module load`.
+    """If LD_PRELOAD names our preload library, as after `module load`, executes this command again
+    without the library.
 
     A daemon under the library would scan and fill from its own copies, and `verify --source` would
     compare a copy with itself. The job that `run` starts gets the library from `run`.
@@ -118,8 +119,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """A message of click in the style of Monarch's own, with a hint at the command that explains
-    the options."""
+    """Returns click's message in the style of Monarch's own messages, with a hint at the command
+    that explains the options."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)

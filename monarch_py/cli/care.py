@@ -30,9 +30,10 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the first two columns: the longest level, and the longest name of an examined thing.
+# Widths of the first two columns [characters]: the lengths of the longest level, and of the
+# longest name of an examined thing.
 WIDTHS = (7, 15)
-# The least width of the third one, however narrow the terminal is [columns].
+# The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20
 
 
@@ -73,7 +74,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """The lines of a text. A path stays in one piece, so that it can be copied."""
+    """Breaks a text into lines of at most `width` characters. A longer path stays in one piece, so
+    that it can be copied."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 

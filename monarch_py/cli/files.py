@@ -29,7 +29,7 @@ def _print_each(places: Iterator[FilePlace], width: int) -> None:
     """Prints a line for each file, with its path at the end. There may be millions of files, for
     which a table would be slow.
 
-    width : of the column `where` [characters]
+    width : the width of the column `where` [characters]
     """
     for place in places:
         size = format_size(place.size) if place.size >= 0 else ""

@@ -95,8 +95,8 @@ def run(
 
 
 def _writable(json_file: Path) -> Path | None:
-    """The file if a report can be written there; otherwise tells the user and returns None. The
-    check comes first, because the command may run for days."""
+    """Returns the file if a report can be written there. Otherwise tells the user, and returns
+    None. Call it before the command runs, because the command may run for days."""
     try:
         if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()

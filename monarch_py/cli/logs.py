@@ -18,8 +18,8 @@ LINES_BEFORE = 20
 # Pause of `--follow` between two looks for new lines [s].
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# How much of a log's beginning is compared. It includes the time in the first line, which differs
-# from log to log.
+# `--follow` compares this many bytes at the beginning of the log, to notice that a new log was
+# begun. They include the time in the first line, which differs from log to log.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -79,8 +79,9 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """Yields the bytes after the offset `begin` as they come, without end. The next daemon empties
-    the log and writes its own, so a log whose beginning has changed is yielded from its start."""
+    """Follows a log without end: yields the bytes after the offset `begin`, as soon as they are
+    written. The next daemon empties the log before it writes its own lines, so if the beginning of
+    the log has changed, the log is yielded from its beginning."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

@@ -14,8 +14,8 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept names that are not valid text or that their
-    encoding cannot express. Call it once, before anything is written."""
+    """Makes standard output and standard error accept any name: one that is not valid text, and one
+    with characters that the stream's encoding lacks. Call it once, before anything is written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -23,8 +23,9 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The error handler for characters that cannot be encoded. It writes bytes of a name that are
-    not valid text (PEP 383) unchanged, and characters that the encoding lacks as escapes."""
+    """The error handler for characters that cannot be encoded. Bytes of a name that are not valid
+    text (PEP 383) are written unchanged; characters that the encoding lacks are written as escape
+    sequences."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:
@@ -59,8 +60,8 @@ def written(status: int) -> int:
 
 
 def output_failed(error: OSError) -> int:
-    """The status to exit with after standard output could not be written. Raises `error` again if
-    it has another cause."""
+    """Returns the status to exit with if `error` says that standard output could not be written.
+    Raises `error` again if it has another cause."""
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())
@@ -71,6 +72,6 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Replaces a descriptor by /dev/null. Otherwise writing the rest of the buffer would fail again
-    when Python ends."""
+    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python would write the rest of the
+    stream's buffer when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

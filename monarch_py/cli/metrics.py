@@ -26,7 +26,7 @@ from monarch_py.report.metrics import DASHBOARD, registry_of
 from monarch_py.util.signals import handling
 
 LOOPBACK = "127.0.0.1"
-# How long a process that listens on a socket may take to accept a connection [s].
+# Time limit for the connection that tests whether a process listens on a socket [s].
 PROBE_S = 1.0
 
 
@@ -56,13 +56,14 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def _make_way(path: Path) -> None:
-    """Removes a socket on which nobody listens."""
+    """Removes `path` if it is a socket on which no process listens. Raises MonarchError if a
+    process listens there, or if `path` is another kind of file."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise MonarchError(f"{path} exists and is not a socket; name another path")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(PROBE_S)
-            # EAGAIN: somebody listens, and does not accept.
+            # EAGAIN: a process listens, but its queue of connections is full.
             if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
                 raise MonarchError(f"another process listens at {path}; name another path")
         path.unlink()
@@ -70,8 +71,8 @@ def _make_way(path: Path) -> None:
 
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
-    """A server on a Unix socket that this user alone can reach. Raises MonarchError if there is
-    another file, or a socket on which somebody listens, or if no socket can be made."""
+    """Yields a server on a Unix socket at `path`, which this user alone can reach. Raises
+    MonarchError as `_make_way` does, and if no socket can be made there."""
     try:
         _make_way(path)
         mask = os.umask(0o177)
@@ -162,7 +163,7 @@ def metrics(
         except SessionError:
             return None
 
-    # SIGTERM ends the command in order, so that no socket is left behind.
+    # The signals raise SystemExit, so that the command removes its socket before it ends.
     with handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)):
         _give(registry_of(ask), socket_file, port, textfile, every)
 

@@ -40,8 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """The configuration of this user's only daemon on this node; the site's if no daemon runs.
-    Raises ConfigError if there is neither, or if there are several daemons."""
+    """Returns the configuration to use if the user names none. This is the site's if its daemon
+    runs on this node, or if no daemon of this user does; otherwise it is the configuration of this
+    user's only daemon here. Raises ConfigError if there is no such configuration, or if several
+    daemons run."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -69,7 +71,7 @@ def _config(
         "--config",
         "config_file",
         envvar="MONARCH_CONFIG",
-        type=click.Path(path_type=Path, readable=False),  # reading it tells why it cannot be
+        type=click.Path(path_type=Path, readable=False),  # load_config says why it cannot be read
         callback=callback,
         help=f"{CONFIG_HELP}  [default: {default}]",
     )
@@ -89,7 +91,7 @@ def examples(*lines: str) -> str:
 
 
 def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
-    """The callback of an option that is a size."""
+    """The callback of an option whose value is a size."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -121,19 +123,20 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Passes the datasets that the command line names on to the processes that this one starts."""
+    """Sets the environment of the processes that this one starts, so that they too use the datasets
+    that the command line names."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration as `checked` does. If it uses the tiers of another file, such as the
-    site's, links its session to the session of that file. Before that, sweeps a session of its own
-    that a killed daemon has left."""
+    site's, makes it use the session of that file too (`link_session`). If a killed daemon has left
+    a session of the configuration's own, sweeps that session first."""
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():
-        from monarch_py.commands.sweep import sweep_session  # which needs parts of the daemon
+        from monarch_py.commands.sweep import sweep_session  # loads parts of the daemon
 
         for problem in sweep_session(own).problems:
             raise SessionError(problem)
@@ -146,8 +149,8 @@ def checked(
 ) -> Config:
     """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
 
-    with_sources, sources : as for load_config. The processes that this one starts get the sources
-    too
+    with_sources, sources : as for load_config. `sources` are also passed on to the processes that
+        this one starts
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)

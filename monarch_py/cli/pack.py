@@ -11,7 +11,7 @@ from monarch_py.cli.messages import warn
 from monarch_py.cli.options import examples
 
 _PATH = click.Path(path_type=Path)
-# The most names of left-out files that are printed.
+# At most this many names of left-out files are printed.
 NAMED = 10
 
 

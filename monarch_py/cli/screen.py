@@ -27,7 +27,7 @@ def console() -> Console:
 def show(what: RenderableType, *, is_folded: bool = False) -> None:
     """Prints `what` without the trailing blanks that rich adds to lines.
 
-    is_folded : prints long lines whole, so that the terminal folds them
+    is_folded : whether long lines are printed without line breaks, so that the terminal folds them
     """
     out = console()
     with out.capture() as captured:

@@ -46,8 +46,9 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
 
 
 def _warn_of_mistakes(config_file: Path) -> None:
-    """Warns of a configuration with which no daemon will start. It is only a warning, because what
-    the file says may hold on the job's nodes alone, such as a variable of the batch system."""
+    """Warns of a configuration with which no daemon would start here. This is not an error, because
+    the file may be right on the job's nodes, for example if it uses a variable that only the batch
+    system sets."""
     try:
         read_layers(config_file)
     except ConfigError as error:

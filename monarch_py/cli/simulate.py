@@ -17,7 +17,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.util.spelling import hint
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
-# Times are shown in hours if a total is this long or longer, since their columns have six places.
+# Times are shown in hours if a total is this long or longer, so that a time in seconds has at most
+# five digits.
 HOURS_FROM_S = 100_000.0
 
 

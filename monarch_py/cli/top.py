@@ -25,10 +25,11 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
 from monarch_py.util.signals import handling
 
-# Time between two questions for the files that programs have open [s]. The answer costs the daemon
-# more than a report, and the file system of an open file may hang.
+# Time between two requests for the list of files that programs have open [s]. The daemon needs more
+# time for this list than for a status report, and the file system of an open file may hang.
 OPEN_S = 5.0
-# Time from the first report to the second, and so to the first frame, which shows rates [s].
+# Time from the first report to the second [s]. The first frame is shown after the second report,
+# because it takes two reports to compute rates.
 FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
@@ -61,8 +62,8 @@ class _OpenFiles(threading.Thread):
 
 @contextmanager
 def _keys() -> Iterator[bool]:
-    """Sets the terminal to pass on each key at once, without showing it. Yields whether standard
-    input is a terminal."""
+    """If standard input is a terminal, makes it pass on each key at once, without showing the key.
+    Yields whether it is a terminal."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -87,10 +88,10 @@ def _screen() -> Iterator[Callable[[View], None]]:
 
 
 def _is_quit(until: float, *, has_keys: bool) -> bool:
-    """Waits until a time, and then returns False. Returns True as soon as the user presses a key
-    that ends the view.
+    """Waits until the time `until`, and then returns False. Returns True as soon as the user
+    presses a key that ends the view.
 
-    until : [s of time.monotonic];  has_keys : whether standard input is a terminal
+    until : on time.monotonic() [s];  has_keys : whether standard input is a terminal
     """
     while (left := until - time.monotonic()) > 0:
         if not has_keys:
@@ -101,7 +102,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether these keys, which arrived together, end the view; b"": the terminal is gone."""
+    """Whether these keys, which were read together, end the view. No key at all (b"") ends it too,
+    because the terminal is gone."""
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 

@@ -59,7 +59,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """The text of the progress while no file that must be copied is known."""
+    """The text of the progress while no file is known that must be copied."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -67,7 +67,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """The bytes that have been filled or are still to be filled, if no fill fails."""
+    """The bytes of the files that were filled or are still to be filled, if no fill fails."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
@@ -81,7 +81,8 @@ class _Display:
         (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
-        # Set the total only once it is final, because a task whose total changes forgets its rate.
+        # Set the total only once it is final, because rich forgets a task's rate when the total
+        # changes.
         total = _to_fill(progress) if progress.complete else None
         self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
         text = _text(progress, self._task.speed or 0, self._task.time_remaining)
@@ -115,7 +116,7 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _forecast(progress: Progress, room: int) -> str:
-    """What the command would do. room : what the tiers can still take [bytes]"""
+    """The summary of `--dry-run`. room : the bytes that the tiers can still take"""
     left = max(0, _to_fill(progress) - progress.filled_bytes)
     said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
     said += f", {progress.there_files} ({format_size(progress.there_bytes)}) already there"
@@ -125,7 +126,7 @@ def _forecast(progress: Progress, room: int) -> str:
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
     """The summary of the command.
 
-    hint : what makes room for the files that had none; "" if that is not known
+    hint : what the user can do to make room for the files that did not fit; "" if not known
     has_tiers : whether any tier can be used
     """
     filled = (

@@ -55,7 +55,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
     """Merges equal sentences of several nodes into one sentence that begins with the nodes' names.
-    said : (name of a node, its sentence)"""
+    said : pairs of a node's name and the node's sentence"""
     speakers: dict[str, list[str]] = {}
     for name, words in said:
         speakers.setdefault(words, []).append(name)

@@ -12,8 +12,9 @@ from monarch_py.util.launcher import Launch
 # Time limit for MPI_Init [s]. All ranks call MPI_Init within this time of each other, even if each
 # of them imports Python from a slow file system.
 JOIN_LIMIT_S = 120.0
-# Each rank waits APART_S [s] longer than the rank before it, up to rank APART_RANKS. So the first
-# rank prints the message, and the launcher ends the other ranks before they print it too.
+# Each rank waits longer than the rank before it, so that one rank prints the message, and the
+# launcher ends the other ranks before they print it too. APART_S: how much longer [s]. APART_RANKS:
+# the rank from which on all ranks wait equally long.
 APART_S, APART_RANKS = 1.0, 10
 
 
@@ -21,7 +22,7 @@ APART_S, APART_RANKS = 1.0, 10
 def bounded_join(launch: Launch) -> Iterator[None]:
     """Kills this process if the block takes too long; the launcher then ends all other ranks.
 
-    MPI_Init holds Python's lock, so no thread or signal handler of Python can run meanwhile.
+    MPI_Init holds Python's global lock, so no thread or signal handler of Python can run meanwhile.
     Instead, a child process watches the time. The child ends with the block or with this process.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)

@@ -23,8 +23,9 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long to wait for another command that is starting a daemon [s]. That command may
-# list the sources for minutes. TURN_PAUSE_S: pause between two attempts to get the lock [s].
+# TURN_LIMIT_S: how long to wait while another command starts a daemon and so holds the lock `turn`
+# [s]. The other command may list the sources for minutes. TURN_PAUSE_S: pause between two attempts
+# to take that lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # Number of attempts to reach the other nodes. There are two, because a busy daemon may answer the
 # first one too late.
@@ -34,8 +35,8 @@ LOOKS = 2
 class LocalNode:
     """This rank's node.
 
-    record : the list of the sources' files; empty except on the rank that made the list
-    began : when that rank began to list the sources, on time.monotonic() [s]
+    record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
+    began : on rank 0, when `scan` began, on time.monotonic() [s]
     process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
         None until this rank has started the daemon
     """
@@ -178,13 +179,13 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks by inode numbers that each source here is the same directory as on the named node,
-    which has listed it. Raises SessionError if a source differs."""
+    """Checks by inode numbers that each source here is the same directory as on the node `name`,
+    which has listed the sources in `record`. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # One sample with the same inode is enough, since the other files may have been replaced
-        # since they were listed.
+        # One sample with the same inode number is enough, because the other files may have been
+        # replaced after they were listed.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

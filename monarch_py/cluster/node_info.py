@@ -19,7 +19,8 @@ from monarch_py.peers.server import listen
 from monarch_py.storage.manifest import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for those differences between nodes that do not come from the configuration file itself.
+# Hints for settings that differ between nodes although the configuration files may be equal: the
+# first part of the setting's key -> the hint.
 _MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
 
 
@@ -28,8 +29,8 @@ class NodeInfo:
     """What one rank reports of its node.
 
     name : the node's name, for messages
-    place : host, boot, session, and file system of the shared memory; no two daemons have all four
-        in common
+    place : what identifies the node's daemon: host, boot, session, and file system of the shared
+        memory. Two daemons differ in at least one of the four
     file : the configuration
     address : where the daemon will listen; None if a daemon already runs on the node
     running : the name of the running daemon's cluster; "" if the daemon works alone; None if no
@@ -81,8 +82,8 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """The settings on which all nodes must agree: they decide how nodes name a file to each other,
-    and which files they share."""
+    """The settings that must be equal on all nodes, because they decide how nodes name a file to
+    each other, and which files the nodes share."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -109,8 +110,8 @@ def _digest(file: Path) -> str:
 
 
 def check_infos(infos: Sequence[NodeInfo]) -> None:
-    """Checks that the nodes fit together. Raises SessionError, with the same words on every rank,
-    if they do not."""
+    """Checks that the nodes fit together. If they do not, raises SessionError, with the same words
+    on every rank."""
     _check_places(infos)
     _check_running(infos)
     _check_addresses(infos)
@@ -120,7 +121,8 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
     """Checks that the running daemons were started with these nodes, and that no node's settings or
-    quotas have changed since. Raises SessionError, with the same words on every rank, otherwise."""
+    quotas have changed since. If a check fails, raises SessionError, with the same words on every
+    rank."""
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(

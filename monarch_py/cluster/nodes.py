@@ -57,9 +57,9 @@ class Node:
 def bring_up(config_file: Path, launch: Launch) -> Node:
     """Starts this node's daemon while all other ranks start theirs; returns when all daemons serve.
 
-    If one rank fails, all ranks raise SystemExit: rank 0 has then printed why, and every daemon
-    that this call started has ended. A rank that cannot join the others prints why itself, and
-    exits.
+    If one rank fails, all ranks raise SystemExit. Before that, rank 0 prints the reason, and every
+    daemon that this call has started is ended. A rank that cannot join the others prints the reason
+    itself, and exits.
     """
     try:
         ranks = Ranks(launch)
@@ -137,8 +137,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, up to one of
-    # its pauses. So `now` means the same moment on all nodes.
+    # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, give or take
+    # one of its pauses. So `now` means the same moment on all nodes.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
@@ -148,9 +148,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the daemons that do not run, as members of the running daemons' cluster. The first
-    running daemon tells who the members are, and their secret. Returns the problems that each
-    node's daemon reports."""
+    """Starts the daemons that do not run, as members of the running daemons' cluster. The running
+    daemon of the lowest rank names the members, and gives their secret. Returns the problems that
+    each node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -66,8 +66,8 @@ class Ranks:
         self._mpi.Finalize()
 
     def abort(self) -> None:
-        """Kills all ranks at once, including this one. Call it if this rank fails, since the others
-        would wait for it."""
+        """Kills all ranks at once, including this one. Call it if this rank fails, since the other
+        ranks would wait for this one."""
         self._comm.Abort(1)
 
 

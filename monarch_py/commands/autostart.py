@@ -24,14 +24,16 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# The descriptor of the claim, the file `starts`. The file holds the times of the last starts, in
-# the format of the library's C code.
+# CLAIM: the descriptor of the claim, which is the locked file `starts`. The file contains the times
+# of the latest starts, as the library's C code writes them: integers of TIME_BYTES bytes, in the
+# byte order of this machine.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """Runs the starter. Its arguments are the configuration and the file that was opened; the file
-    is "" if the program needs a daemon because the daemon that served it was killed."""
+    """Runs the starter. Its first argument is the configuration. The second is the file that the
+    program has opened, or "" if the program needs a daemon because the daemon that served it was
+    killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
     is_started = True  # a failed start counts too, because the next one would probably fail as well
@@ -44,9 +46,9 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record. Then, if autostart is wished and a program has opened a file of the
-    sources, starts a daemon; if a daemon serves already, adds the sources to it instead. Returns
-    whether a daemon was started."""
+    """Writes the record (ipc/record.py). If autostart is wished and a program has opened a file of
+    the sources, then starts a daemon, or adds the sources to the daemon that serves already.
+    Returns whether a daemon was started."""
     config = load_config(config_file)
     link_session(config_file, config.file)
     write_record(config_file, config, is_alone=False)
@@ -66,8 +68,8 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program under the library has a file below one of the directories open. The program
-    may have opened such a file after the open for which this process was started."""
+    """Whether a file below one of the directories `roots` is open in a program under the library.
+    The program may have opened that file after the open for which this process was started."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():
@@ -86,7 +88,8 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start, which is the latest, as one that was not needed."""
+    """Marks this start, which is the latest one in the file, as not needed: makes its time odd
+    (csrc/preload/autostart/claim.c)."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -34,7 +34,7 @@ PIECE_BYTES = 1 * MIB
 # A tier is measured with one file of this size per thread; the files are smaller if the tier's
 # quota requires it.
 SCRATCH_BYTES = 32 * MIB
-# Number of source files to list; the files to read are chosen among them.
+# At most this many source files are listed. The files to read are chosen among them.
 LISTED_FILES = 100_000
 
 Curve = dict[int, float]
@@ -60,8 +60,8 @@ def _drop_pages(fd: int) -> None:
 
 
 def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
-    """Reads a file until its end, the time `until` or `most` bytes. Returns how many bytes were
-    read."""
+    """Reads a file from its beginning. Stops at its end, at the time `until`, or after `most`
+    bytes. Returns how many bytes were read."""
     buffer = bytearray(PIECE_BYTES)
     done = 0
     with open(path, "rb", buffering=0) as file:
@@ -114,8 +114,9 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """The source's rates by number of threads, and the bytes that were read for the last rate.
 
-    Each number of threads reads different files, if there are enough, because a file that was read
-    once may be in a cache. A number of threads larger than the number of files is not measured.
+    With each number of threads, different files are read, if there are enough of them, because a
+    file that was read before may be in a cache. A number of threads larger than the number of files
+    is not measured.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -172,8 +173,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads it reads up to 256 MiB of the source and drops the pages. In every
-    tier it writes up to 256 MiB, never more than the quota, to a temporary directory.
+    For each number of threads it reads up to 256 MiB of the source, and drops these files' pages
+    from the kernel's cache. In every tier it writes up to 256 MiB, never more than the quota, to a
+    temporary directory.
 
     tell : called with a text that says what is measured next
 

@@ -33,11 +33,11 @@ from monarch_py.util.units import format_size
 
 NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
 NAME_ONE = "set MONARCH_SOURCE=/the/dataset to check it as well"
-# Shared memory that a catalog takes per file [bytes]: at most 192 bytes and the path.
-# (`least_shm_bytes` counts the segments of fixed size.)
+# Estimate of the shared memory that a catalog takes per file [bytes]: at most 192 bytes, and 96 for
+# the path. (`least_shm_bytes` counts the segments of fixed size.)
 CATALOG_BYTES_PER_FILE = 288
-# The least limit on open descriptors. The daemon needs two descriptors for each block that it
-# copies, and a job's locks may take one for each file.
+# doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
+# for each block that it is copying, and the locks of a job may take one descriptor per file.
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
@@ -105,8 +105,8 @@ def _library() -> Finding:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """Returns a finding if the path exists already and is not private to this user, as the daemon
-    requires it to be; None otherwise."""
+    """The daemon requires that the directory `path` is private to this user. Returns a finding if
+    the path exists and is not private; None otherwise."""
     try:
         why = why_not_private(path)
     except OSError:
@@ -140,8 +140,8 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """Findings on the switches (files, and this process's environment) that turn Monarch off now,
-    and on an unknown log level."""
+    """Findings on the switches that turn Monarch off now (switch files, and variables in this
+    process's environment), and on an unknown log level."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:
@@ -192,8 +192,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Findings on the manifests of persistent tiers that no daemon holds. A damaged manifest is
-    only a warning, because a daemon starts in spite of it."""
+    """Findings on the manifests of persistent tiers. Tiers that a daemon holds are left out. A
+    damaged manifest is only a warning, because a daemon starts in spite of it."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)
         path = root / "manifest.sqlite"
@@ -209,7 +209,7 @@ def _manifests(config: Config) -> Iterator[Finding]:
 
 
 def _pack(pack: Path) -> Finding:
-    """The finding on a pack and its index, which the daemon reads when it starts."""
+    """The finding on a pack. The daemon reads the pack's index when it starts."""
     try:
         return Finding("ok", "pack", f"{pack}: {len(PackIndex.load(pack)):,} files")
     except MonarchError as error:
@@ -311,8 +311,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Findings on the paths that a container must share with the host if the job runs inside the
-    container and the daemon outside."""
+    """Findings on the paths that must be the same in a container and on the host if the job runs in
+    the container and the daemon on the host."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

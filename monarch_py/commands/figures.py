@@ -24,9 +24,11 @@ PLACES = ("local", "remote", "source")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of a plan, as seen by one node.
+    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file
+    (Timeline).
 
-    frequency : (most + 1,) int64, how many units the node accesses 0, 1, ... times
+    frequency : (most + 1,) int64; frequency[n] is how many units the node accesses n times, and
+        `most` is the largest such n
     expected : (epochs + 1,) float64, the `frequency` that the binomial distribution predicts
         (NoPFS, 3.1) if each unit is a file of one sample; else None
     spread : the spread of the node's frequencies (access.spread)
@@ -54,9 +56,9 @@ class Figures:
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
-    daemons choose them: by the number of uses, or by hash if there are too many nodes and units for
-    that. Where a part of the plan gives samples to the nodes that hold them, each of its units
-    belongs to the first of its holders.
+    daemons choose them: by how often each node uses a unit, or by a hash of the unit if there are
+    too many nodes and units for that. If a part of the plan gives samples to the nodes that hold
+    them, each unit of that part belongs to the first of the unit's holders.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """

@@ -22,10 +22,11 @@ SOURCE = "source"
 class FilePlace:
     """A file, and what serves it now.
 
-    path : of the file in the source;  size : [bytes]; -1 if the daemon does not know the file
+    path : the file's path in the source
+    size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : for a file without a copy: "", "filling", "wanted", "unknown", or the reason why the
-        source serves it, as `bypass` in docs/status.md
+    why : "" for a file that has a copy. For another file: "filling", "wanted", "unknown", the
+        reason why the source serves it, as `bypass` in docs/status.md, or "" if there is none
     """
 
     path: str
@@ -92,7 +93,7 @@ class NamedFiles:
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
-            self._view.refresh()  # another daemon has other numbers for the files
+            self._view.refresh()  # raises if another daemon serves, with other entries
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size

@@ -19,13 +19,14 @@ JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# Tiers get a quarter of the free memory (the job needs most of it), and 0.8 of the free space of
-# disks.
+# MEMORY_PART: the quota of the tier in memory is the free memory divided by this, because the job
+# needs most of the memory. DISK_PART: the quota of a tier on a disk is this share of the disk's
+# free space.
 MEMORY_PART, DISK_PART = 4, 0.8
-# The smallest quota of a tier; a place that allows less does not become a tier [bytes].
+# The smallest quota of a tier [bytes]. A place that allows less does not become a tier.
 LEAST_BYTES = 64 * MIB
 
-# The kernel's spelling of blanks and backslashes in the table of mounts.
+# The escapes by which the kernel writes blanks and backslashes in the table of mounts.
 OCTAL = re.compile(r"\\([0-7]{3})")
 
 FORM = """\
@@ -50,7 +51,8 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the free space; in memory, no more than the memory that is available [bytes]
+    free_bytes : the file system's free space; for a file system in memory, at most the memory that
+        is available [bytes]
     """
 
     path: Path

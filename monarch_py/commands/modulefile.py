@@ -6,8 +6,9 @@ from pathlib import Path
 from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
-# The directory of an installation that contains only the command. `bin` may also contain an
-# interpreter and other commands, which would hide the user's.
+# The directory of an installation that contains only the command `monarch`. The modulefile puts it
+# into PATH instead of `bin`, which may also contain an interpreter and other commands that would
+# hide those of the user.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (

@@ -17,7 +17,7 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Array, Ids, Kind, State
 from monarch_py.storage import memory
 
-# The most groups into which the files are put, however many files there are.
+# The files are put into at most this many groups, however many files there are.
 MOST_GROUPS = 2000
 
 
@@ -43,8 +43,8 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """The bytes that a tier could hold without its quota: those of its copies, and the free space
-    of its file system."""
+    """The bytes that a tier could hold if it had no quota: the bytes of its copies, and the free
+    space of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
     except OSError:  # the tier's directory is not visible here
@@ -72,8 +72,8 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns the bytes of each group's files, (groups,), and the bytes that each place has copies
-    of, (places, groups)."""
+    """Returns how many bytes the files of each group have, (groups,), and how many of these bytes
+    have copies in each place, (places, groups)."""
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):
         return copied.sum(axis=0), copied

@@ -31,10 +31,11 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Characters which suggest that a word is a whole command line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Limits for a daemon's end [s]. A daemon that was asked to stop may have many copies to remove and
-# a tier's file system to sync. A daemon that does not answer gets SIGTERM and the shorter limit.
-# After SIGKILL it gets KILL_LIMIT_S.
+# END_LIMIT_S: how long a daemon that was asked to stop may take to end [s]. It may have many copies
+# to remove, and a tier's file system to sync. SILENT_LIMIT_S: how long a daemon that does not
+# answer may take to end after SIGTERM [s].
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
+# How long a daemon may take to end after SIGKILL [s].
 KILL_LIMIT_S = 10.0
 
 
@@ -57,8 +58,8 @@ class Outcome:
 
 
 def why_unusable(name: str) -> Outcome | None:
-    """The outcome of a command that cannot be executed, with the status that a shell would give;
-    None if the command can be executed."""
+    """If a command cannot be executed, returns its outcome, with the status that a shell would
+    give; None if the command can be executed."""
     if shutil.which(name) is not None:
         return None
     if shutil.which(name, os.F_OK) is not None or ("/" in name and _is_denied(name)):
@@ -70,8 +71,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether a path at which no program was found is a directory, or is below a directory that
-    this user may not search."""
+    """Call it for a path at which no program was found. Returns whether the path is a directory, or
+    lies below a directory that this user may not search."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -95,8 +96,8 @@ def _run(
 ) -> int:
     """Runs the command and returns its exit status (128 + n for signal n).
 
-    Signals that a batch system sends to this process are forwarded to the command. The terminal
-    sends Ctrl-C to the command too, so this process ignores it and waits for the command's
+    Signals that a batch system sends to this process are forwarded to the command. Ctrl-C is not:
+    the terminal sends it to the command too, so this process ignores it and waits for the command's
     reaction.
 
     starts : called in the child before it executes the command, so that the daemon knows of the
@@ -180,7 +181,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                if self.shares.daemon() != serving:  # `users` names a daemon that has died, or none
+                if self.shares.daemon() != serving:  # `users` names no daemon, or a dead one
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")
@@ -226,7 +227,8 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            # The daemon has ended, or other runs use it; without a status, Popen would warn.
+            # The daemon has ended, or other runs use it. Without a status, Popen would warn that
+            # the process still runs.
             self._child.returncode = 0
 
 
@@ -300,9 +302,9 @@ def run_job(
     is_recorded : whether the report includes what `monarch report` needs (commands/record.py)
 
     If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
-    the first run starts a daemon, and the last run that uses it ends it. If none can be started,
-    the command runs anyway and reads from the source. A signal that comes before the command
-    runs ends this process (SystemExit) and the daemon that this process started.
+    the first run starts a daemon, and the last run that uses the daemon ends it. If no daemon can
+    be started, the command runs anyway and reads from the source. A signal that comes before the
+    command runs ends this process (SystemExit), and also the daemon if this process has started it.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

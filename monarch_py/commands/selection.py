@@ -49,11 +49,12 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # The texts that the user wrote: for each named file, by its entry, and for each named
-        # directory.
+        # The texts that the user wrote. _texts: the text for each named file, by the file's entry.
+        # _directories: the text for each named directory, by the directory's place.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
-        # For each directory: how many files were found below it, and how many of them are excluded.
+        # For each named directory: how many files were found below it, and how many of these files
+        # are excluded.
         self._below: dict[Place, Ints] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
         self._examined = 0
@@ -72,7 +73,7 @@ class PathSelection:
 
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
-        # '..' after a symbolic link leads elsewhere than the text says.
+        # '..' after a symbolic link leads to the parent of the link's target, not of the link.
         place = self._place(plain) if ".." not in text.split("/") else None
         # Ask the catalog before the source, which may be slow.
         if place is None or not self._take(place, text, catalog):
@@ -161,16 +162,16 @@ class PathSelection:
         return new
 
     def _new(self, ids: Ids) -> Ids:
-        """Returns the entries without duplicates and without entries that were chosen before, and
-        marks the returned ones as chosen."""
+        """Removes duplicates and entries that were chosen before. Returns the remaining entries,
+        and marks them as chosen."""
         ids = distinct(ids)
         ids = ids[~self._is_chosen[ids]]
         self._is_chosen[ids] = True
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Returns the files below the named directories among the entries [first, end), and counts
-        them for each directory."""
+        """Returns those of the entries [first, end) that are files below the named directories, and
+        counts these files for each directory."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
@@ -231,8 +232,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists directories again, given by their entries, and adds to `unknown` the files that the
-        catalog lacks."""
+        """Lists the directories with these catalog entries again, and adds to `unknown` the files
+        below them that the catalog lacks."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source][0]

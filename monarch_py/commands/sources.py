@@ -15,8 +15,8 @@ OTHERS_SETTINGS = (
 
 
 def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -> list[str]:
-    """Gives the running daemon those sources that it lacks. Returns their paths. Raises
-    SessionError if the daemon cannot take one."""
+    """Gives the running daemon those of the sources that it lacks. Returns their paths. Raises
+    SessionError if the daemon cannot add one of them."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
     return [str(source.path) for source in lacking if _is_added(connection, source)]
@@ -33,8 +33,9 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
     """Whether the running daemon has other settings than the configuration, or serves one of the
-    configuration's sources with other settings. Returns False if the configuration files that the
-    daemon has read have changed since its start, because another warning tells of that."""
+    configuration's sources with other settings. If the configuration files that the daemon has read
+    have changed since its start, returns False, because the user gets another warning about that.
+    """
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (

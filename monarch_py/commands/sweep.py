@@ -103,7 +103,8 @@ def _sessions() -> list[SessionDir]:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Removes the directory of the sessions, unless a session is left."""
+    """Removes the links to sessions that are gone. If no session is left, also removes the
+    directory of the sessions."""
     with suppress(OSError):
         for path in directory.iterdir():
             if path.is_symlink() and not path.exists():  # its session is gone

@@ -40,7 +40,7 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy, and notes it as damaged or outdated if it is. Returns whether it is good.
+        """Checks a copy, and notes it if it is damaged or outdated. Returns whether it is neither.
 
         copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
         """
@@ -107,8 +107,8 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """Yields the number of each tier that the daemon does not use, or will soon give up because the
-    tier's directory is gone, with a sentence that says why."""
+    """Yields each tier that the daemon does not use, or will soon give up because the tier's
+    directory is gone: the tier's number, and a sentence that says why."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -146,8 +146,8 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error, a tier takes no more copies but may still serve the copies that it has; such a
-    # tier was checked.
+    # After an error, a tier takes no more copies, but may still serve those that it has. The copies
+    # of such a tier were checked, so the tier is not reported.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [

@@ -20,17 +20,18 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Bools, Ids, Reason, State, Uints
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# Number of entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
+# The most entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
 # bytes for an entry: 8 digits, a comma and a space.
 ORDER = 65536
-# Number of directories in one request. A path of 4 KiB that is not valid text takes 24 KiB in JSON.
+# The most directories in one request, so that the request stays below 1 MiB: a path of 4 KiB that
+# is not valid text takes 24 KiB in JSON.
 DIRECTORIES = 32
-# Number of files that the daemon looks at in one request. It is small because other commands wait
-# during the request.
+# The most files that the daemon examines at the source in one request. The number is small because
+# other commands wait during the request.
 LOOKS = 64
-# Least pause between two looks at the catalog [s]. The pause is longer if the looks would keep a
-# processor busy for more than a tenth of the time. The time for which the command waits for the
-# daemon's answers does not count, because copies may be complete by then.
+# The least pause between two looks at the catalog [s]. The pause is longer if the looks would keep
+# a processor busy for more than a tenth of the time. Only processor time counts. The time for which
+# the command waits for the daemon's answers does not, because copies may be complete by then.
 LOOK_S = 0.1
 
 
@@ -67,7 +68,8 @@ class Progress:
 
 
 def _is_left(words: Uints) -> Bools:
-    """Which files get no copy from this command. Some of them get a copy when they are read."""
+    """Which of the files with these words get no copy from this command. Some of these files get a
+    copy when they are read."""
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
@@ -199,8 +201,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Makes the daemon look at a few of the files that the catalog does not know. One request
-        is for a few files only, because the scan may find the others first."""
+        """Has the daemon examine a few of the files that the catalog does not know. One request is
+        for a few files only, because meanwhile the scan may find the other files."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
@@ -220,8 +222,8 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Reports named files that are gone from the source as problems, and drops them from all
-        counts."""
+        """Reports as problems the named files that are gone from the source, and removes them from
+        all counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)
@@ -232,8 +234,8 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that are to get a copy but are not ordered
-        now."""
+        """Updates `progress`. Returns the files, (n,), that should get a copy but for which no fill
+        is ordered now."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

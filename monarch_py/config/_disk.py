@@ -13,8 +13,9 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` lies below the directory `outer`, even if its path does not begin with the
-    path of `outer`, as below a bind mount. False if `outer` cannot be examined."""
+    """Whether `inner` lies below the directory `outer`. This compares directories and not paths,
+    because below a bind mount the path of `inner` does not begin with that of `outer`. False if
+    `outer` cannot be examined."""
     try:
         place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:

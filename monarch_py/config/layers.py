@@ -1,8 +1,9 @@
 """The layers of a configuration: the site's file, the user's file, the environment, the command
 line.
 
-For each key, the last layer that has it decides. The keys of an inner mapping (`source_limits`)
-are decided one by one; a list (`sources`, `hierarchy`) is taken as a whole.
+The value of a key comes from the last layer that has the key. The keys of an inner mapping, such as
+`source_limits`, may come from different layers; a list, such as `sources` or `hierarchy`, comes as
+a whole from one layer.
 """
 
 import os
@@ -20,7 +21,7 @@ from monarch_py.errors import ConfigError
 
 # The variables that name the user's file, the site's file, and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
-# The end of a hint about what the user cannot change.
+# The end of a hint about a file that the user cannot change.
 ASK = "or ask your site's administrator"
 # Where the site's file lies in an installation, if no variable names it.
 SITE_FILE = Path("etc/monarch/site.yaml")
@@ -33,7 +34,7 @@ class Layer:
 
     name : "site", "user", "environment" or "command line"
     given : its keys and their values, by the names of the fields in Config
-    top : the spot of its document
+    top : the spot of the top of its document
     """
 
     name: str
@@ -45,7 +46,8 @@ class Layer:
 class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
-    top : a spot from which one finds, for each key and item, the line of the layer that decides
+    top : the spot of the top of a merged document. For each key and item, this document has the
+        spot from the layer whose value is used
     file : the file that says where the tiers are; the daemon's session is that of this file
     """
 
@@ -226,8 +228,8 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the named datasets. A dataset with no key but its path gets the keys that a lower
-    layer has for the same path, and `ours` gets the spots of these keys."""
+    """Returns the named datasets. If this layer gives a dataset no key but its path, the dataset
+    gets the keys that a lower layer has for the same path, and `ours` gets their spots."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):

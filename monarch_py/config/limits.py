@@ -1,7 +1,7 @@
 """The limits of a site, which its users' configurations may not exceed.
 
-Only Monarch's own programs check these limits. Quotas of the file system and the job's memory
-cgroup must enforce them.
+Only Monarch's own programs check these limits, so a user can evade them. Limits that no user can
+evade are quotas of the file system and the job's memory cgroup.
 """
 
 import os
@@ -16,15 +16,15 @@ from monarch_py.util.units import format_size
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the limits applied, as `lowered` does. Raises ConfigError for
-    a written value that exceeds a limit, including quotas."""
+    """Returns the configuration with the limits applied, as `lowered` does. Raises ConfigError if a
+    value that is written in a file, or the sum of the tiers' quotas, exceeds a limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the limits as values where none are written. Raises
-    ConfigError for a written value that exceeds a limit, except quotas."""
+    """Returns the configuration, in which a key without a written value has the site's limit as its
+    value. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)

@@ -46,8 +46,9 @@ def load_config(
     """Reads and checks the configuration at `path`, the user's file or the site's, together with
     its other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. A source may then be missing, gone
-        or hang, and its real_path is its path as written
+    with_sources : False for a caller that needs only the tiers. The sources are then not examined:
+        the configuration may name none, and a source may be gone or hang. The real_path of each
+        source is then its path as written
     sources : the datasets that the command line names
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
@@ -259,7 +260,8 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 
 def _at_most(n_bytes: int) -> str:
-    """The largest size, at most `n_bytes`, that can be written without a fraction."""
+    """A size of at most `n_bytes` that is easy to read: whole TiB, GiB or MiB if there are ten or
+    more of them, otherwise bytes."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"
@@ -296,8 +298,8 @@ def _check_directory(path: Path, spot: Spot, hint: str) -> None:
 
 
 def _check_length(path: Path, spot: Spot, most: int) -> None:
-    """Refuses a path that does not fit its fixed room in shared memory. most : bytes of this
-    room"""
+    """Refuses a path that is longer than the room for it in shared memory. most : the longest path
+    that fits [bytes]"""
     n_bytes = len(os.fsencode(path))
     if n_bytes > most:
         raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
@@ -306,10 +308,13 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuses what is not a directory, and two directories of which one would hold the other's
-    files. The staging area may share a mount point with a tier, because it has its own directory
-    there. Call it before the other checks of a tier: if a source is named as a tier, their hints
-    would lead the user to make the source writable."""
+    """Refuses a path that is not a directory; one directory that is named as two tiers or as two
+    sources; and a source that contains, lies in, or is another source, a tier or the staging area.
+    The staging area may share a mount point with a tier, because it has its own directory there.
+
+    Call this before the other checks of a tier: if the user has named a source as a tier, the hints
+    of those checks would lead the user to make the source writable.
+    """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
     for path, spot in (*tiers, *staging):
@@ -345,6 +350,6 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Names the place of a spot in a message about another spot."""
+    """The name of a spot's place, for a message about the spot `seen_from`."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

@@ -17,7 +17,8 @@ _STEP = re.compile(
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-# Regular expressions: characters within one name; any characters; any number of whole directories.
+# Regular expressions. _STAR: characters within one name. _DEEP: any characters, slashes included.
+# _DIRECTORIES: any number of whole directories.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
@@ -94,8 +95,8 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group of `text`. Before Python 3.11 it must be spelled as a look-ahead, which the
-    matcher never enters a second time."""
+    """An atomic group of `text`. Python before 3.11 lacks atomic groups, so a look-ahead
+    is used instead, which the matcher never enters a second time."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

@@ -48,6 +48,7 @@ def load_performance(file: Path) -> Performance:
     """The rates in a scenario. Raises ConfigError, which names file, line and key, for a file that
     is no scenario."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # One client's share of the total rate, for the smallest number of clients (NoPFS 4: t(g) / g).
+    # The rate of one client: the total rate of the smallest number of clients that was measured,
+    # divided by this number (NoPFS, section 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -46,7 +46,7 @@ MAX_TIERS = 16
 # Longest path of a tier [bytes]. The preload library builds the path of a copy in a buffer of fixed
 # size, which must also hold the copy's name.
 MAX_TIER_PATH_BYTES = 180
-# Limits of csrc/shared/catalog.h, without the NUL [bytes].
+# The longest paths for which csrc/shared/catalog.h has room, without the NUL [bytes].
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
@@ -70,8 +70,8 @@ def _block_size(text: str) -> int:
 
 
 def _address(text: str) -> str:
-    """Checks that `text` is a numeric address, and returns it. Names are refused, since a look-up
-    may take any time and give any answer."""
+    """Checks that `text` is a numeric address, and returns it. Host names are refused, because
+    resolving a name may take any time and give any address."""
     if "%" in text:
         raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)

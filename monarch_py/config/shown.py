@@ -34,8 +34,8 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields all values, those of inner mappings and lists one by one. Keys of sources and tiers
-    that nobody has written are left out."""
+    """Yields all values. Inner mappings and lists are yielded value by value. Keys of sources and
+    tiers are left out if no layer has them."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
         key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
@@ -65,8 +65,8 @@ def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> I
 
 
 def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
-    """Returns the spot of the site's limit if the limit gives the key its value; None otherwise.
-    Call it for a key that no layer sets."""
+    """Call it for a key that no layer sets. If the site's limit gives the key its value, returns
+    the limit's spot; otherwise None."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
 

@@ -29,7 +29,7 @@ Bytes = NDArray[np.uint8]
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
-CELL = 16  # side length [pixels]
+CELL = 16  # side length of a cell [pixels]
 CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
@@ -42,8 +42,8 @@ IMAGES_PER_NPY = 40
 # about 50 MiB.
 IMAGES_PER_STEP = 160
 
-# The modification time of all files: 2020-09-13. It is old, so that no file looks recently written,
-# and fixed, so that the dataset is the same in every attribute.
+# The modification time of all files: 2020-09-13. It is old, so that no file seems recently written,
+# and fixed, so that two datasets of one seed and size have equal attributes too.
 MTIME_NS = 1_600_000_000 * 10**9
 
 

@@ -66,11 +66,11 @@ class Epoch:
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
     """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
-    All files, except a tier in memory, are written below `workdir`, by default the directory for
-    temporary files. That directory must have two and a half times `size_bytes` free. The files are
+    All files except those of a tier in memory are written below `workdir`, by default the directory
+    for temporary files. `workdir` must have two and a half times `size_bytes` free. The files are
     removed afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different
-    numbers, which would be a bug in Monarch. Raises MonarchError if a training fails, or for a size
-    that is too small or too large.
+    numbers, which would be a bug in Monarch. Raises MonarchError if a training fails, or if the
+    size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -141,8 +141,8 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs one training on its own mount, so that it starts with cold kernel caches. Returns its
-    epochs.
+    """Runs one training on its own mount, so that the training starts with cold kernel caches.
+    Returns the training's epochs.
 
     path : where the training finds the dataset
     name : the training's name, which is a part of the names of its files in `directory`
@@ -212,8 +212,8 @@ def _run_in_lockstep(
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with this package in PYTHONPATH, because the package may be a
-    checkout that is not installed."""
+    """This process's environment, with the directory of this package in PYTHONPATH, because the
+    package may be a checkout that is not installed."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 

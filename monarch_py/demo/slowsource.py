@@ -32,6 +32,7 @@ CONTROL_VERSION = 1
 # that something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
+# Pause between two checks whether the mount is up [s].
 POLL_S = 0.002
 
 
@@ -46,10 +47,10 @@ def find_slowsource() -> Path | None:
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """Returns one sentence that says why FUSE cannot be used here, with a hint; None if it can be
+    """Returns one sentence that says why FUSE cannot be used here, with a hint; None if FUSE can be
     used.
 
-    Tries a mount, because containers often have /dev/fuse but may not use it.
+    Tries a mount, because many containers have /dev/fuse but are not allowed to use it.
 
     binary : the program; by default the result of `find_slowsource`
     """
@@ -117,7 +118,8 @@ class SlowSource:
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Delays each operation of these kinds by this many seconds. Other kinds stay unchanged."""
+        """Delays each operation of these kinds by this many seconds. The delays of other kinds stay
+        unchanged."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
@@ -162,8 +164,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # The names of both files can be removed once the program runs, because the files are
-            # open or mapped then.
+            # Both files are open or mapped once the program runs, so their names can be removed
+            # then, with the directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -186,8 +188,8 @@ class SlowSource:
         try:
             self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # The program reads the end of this pipe when this process ends in any way, and then
-                # ends too.
+                # When this process ends, in whatever way, the program reads end-of-file from this
+                # pipe, and ends too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -304,8 +306,8 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the mount is in the kernel's table of mounts. A stat of the mount point would hang if
-    the program hangs."""
+    """Whether the mount is in the kernel's table of mounts. The mount point itself is not examined,
+    because that would hang if the program hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
     return f"\nslowsource {escaped} " in f"\n{table}"

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Use one thread: several threads may add numbers in a different order, which changes the last
-# digit. This must be set before numpy is imported.
+# Use one thread: several threads may add numbers in a different order each time, which changes the
+# last digit of a sum. The variables must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -44,7 +44,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 # An image's label, and its pixels, of the shape SHAPE.
 Sample = tuple[int, Bytes]
-# The numbers of an epoch, as in the module's docstring.
+# The results of an epoch, as the module's docstring lists them.
 Record = dict[str, float]
 # Reads one file from front to back.
 Reader = Callable[[], Iterator[Sample]]
@@ -111,8 +111,8 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
 
 def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
-    """Performs one pass over all files in this order, and returns its numbers. `weights` change in
-    place."""
+    """Performs one pass over all files in this order, and returns the results of the epoch.
+    `weights` change in place."""
     start = time.perf_counter()
     loss, right, n_samples, crc = 0.0, 0, 0, 0
     samples = itertools.chain.from_iterable(readers[i]() for i in order)

@@ -1,9 +1,9 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
-Each field of a subclass of Keys is a key. The field's type determines how the value is parsed and
-its bounds (`msgspec.Meta`); the field's default is used if the key is missing. A line ``name :
-meaning`` in the docstring of the class describes the key. Errors, the JSON schema and the reference
-are generated from these declarations.
+Each field of a subclass of Keys is a key. The field's type determines how the value is parsed, and
+which bounds it has (`msgspec.Meta`); the field's default is used if the key is missing. A line
+``name : meaning`` in the docstring of the class describes the key. Errors, the JSON schema and the
+reference are generated from these declarations.
 """
 
 import re
@@ -59,7 +59,8 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : name of an inner mapping -> the base class whose keys are written in that mapping
+    GROUPS : name of an inner mapping -> the class, a base of this one, whose keys are written in
+        that mapping
     WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
         outside
     IGNORED : key without effect -> the message to a user who writes it

@@ -7,7 +7,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# What PyYAML reports for a line without ": ".
+# PyYAML's description of the problem if a line lacks ": ".
 NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file written by hand has a few lines; the limit keeps a data file
 # that was named by mistake out of memory.
@@ -20,10 +20,10 @@ Way = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file that is read: its name as the user wrote it, the warnings about it, and the spot of
-    each key and item.
+    """A file that is read, or a layer without a file: its name as the user wrote it, the warnings
+    about it, and the spot of each key and item.
 
-    otherwise : text that each hint adds for a reader who cannot change the file, or ""
+    otherwise : text at the end of each hint, for a reader who cannot change the file; "" for none
     """
 
     name: str
@@ -68,8 +68,8 @@ class Spot:
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """Returns the spot of a key or an item of the value at this spot. For a missing key, the
-        spot has the key's name, and the line of this spot."""
+        """Returns the spot of a key or an item of the value at this spot. For a key that is
+        missing, returns a spot with the key's name and the line of this spot."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
@@ -101,7 +101,7 @@ def load_document(
 
     kind : what the user calls the file, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
-    otherwise : text that each hint adds, as for a Document
+    otherwise : text at the end of each hint, as in Document
     """
     document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)
@@ -168,7 +168,7 @@ def _read_text(document: Document, kind: str) -> str:
 def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "it cannot be parsed"
-    if problem == NO_COLON:  # the mark is where the next line begins, or the file ends
+    if problem == NO_COLON:  # the problem's mark is after that line
         mark = error.context_mark or mark
     if "'\\t'" in problem:
         problem, hint = "a tab is not allowed here", "indent with spaces instead of tabs"

@@ -25,7 +25,8 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# The largest upper bound that the reference mentions. Larger bounds are only safeguards.
+# The reference mentions the upper bound of a value only if the bound is at most this. Larger bounds
+# are only safeguards.
 MOST_TOLD = (1 << 16) - 1
 # Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
@@ -63,9 +64,9 @@ def words(
 ) -> Kind:
     """Returns a kind whose values `parse` reads from text.
 
-    If `parse` raises ValueError, the error's first argument is the problem for the message, and a
-    second argument replaces `hint`. If the error has no arguments, the message says that the value
-    cannot be this text.
+    `parse` refuses a text by raising ValueError. The error's first argument is then the problem in
+    the message, and a second argument, if there is one, replaces `hint`. If the error has no
+    arguments, the message says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -227,8 +228,8 @@ Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. System calls fail in unexpected ways for other
-    text."""
+    """Whether the text can be a part of a path. With other text, system calls fail in
+    unexpected ways."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -254,8 +255,8 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def _account() -> str:
-    """The name of this user's account, for containers and daemons of the system, which have no
-    USER; "" if there is no such account."""
+    """The name of this user's account; "" if the user has none. It stands in for the variable USER,
+    which containers and the services of a system often lack."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -23,7 +23,7 @@ TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """Removes duplicates from (n,) entries; keeps the first of each, in the given order."""
+    """Returns (n,) entries without duplicates, in the order in which each entry first occurs."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
@@ -74,8 +74,8 @@ class CatalogReader:
         return [(source, os.fsdecode(memory[at : at + n])) for source, at, n in ends]
 
     def beginnings(self, ids: Ids, length: int) -> Array:
-        """Returns (n,) bytes: the first `length` bytes, 1 or more, of each entry's path. Every path
-        must be at least that long."""
+        """Returns the first `length` bytes of the path of each of (n,) entries. `length` must be at
+        least 1, and every path at least `length` bytes long."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
@@ -92,8 +92,8 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Returns, for each possible source, how many files are in each state for each reason, and
-        their bytes: (state, reason) -> (files, bytes)."""
+        """Returns, for each possible source, a mapping (state, reason) -> (files, bytes): how many
+        files are in that state for that reason, and how many bytes these files have."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [

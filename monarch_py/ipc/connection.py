@@ -17,7 +17,7 @@ HAS_CHANGED = (
 )
 
 # The time limit for an answer [s]. A daemon answers from memory, so a longer silence means that it
-# is stopped; a stopped daemon must not block a command.
+# is suspended (SIGSTOP). Such a daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
 # The pause before the next attempt while the daemon's accept queue is full [s].
 FULL_PAUSE_S = 0.01
@@ -102,7 +102,8 @@ class DaemonConnection:
 
     def serves(self, pid: int | None = None) -> bool:
         """Whether a daemon (process `pid`, if given) serves the session, according to the control
-        segment. The segment is not updated if the daemon is killed; `runs` asks the daemon itself.
+        segment. The segment still says so after the daemon was killed; `runs` asks the daemon
+        itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)

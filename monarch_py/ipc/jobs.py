@@ -14,8 +14,9 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The variables that hold a job's number, each with the variable that distinguishes the elements of
-# a job array if they share one number. MONARCH_JOB is for batch systems that are not listed.
+# The environment variables that contain a job's number. If the elements of a job array share one
+# number, the second variable distinguishes them. MONARCH_JOB is for batch systems that are not
+# listed.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -27,8 +28,8 @@ VARIABLES = {
 # Part of the command line of a daemon that `monarch start` or `run` has started
 # (`daemon.starting`).
 DAEMON = b"monarch_py.daemon.lifecycle"
-# A job counts for this long after its `monarch start`, even if it has no process yet: a prolog
-# starts the daemon before the job begins [s].
+# For this time after a job's `monarch start` [s], the job counts even if it has no process yet,
+# because a prolog starts the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all
 # processes.
@@ -109,8 +110,9 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that are new, that have processes, or whose processes this
-        process cannot see. Removes the records of all other jobs."""
+        """Returns the recorded jobs that may still run: those that are new, those that have
+        processes, and those whose processes this process cannot see. Removes the records of all
+        other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

@@ -1,10 +1,10 @@
 """The record from which the preload library learns whether and how to start a daemon by itself.
 
-The library cannot read YAML. So starters (commands/autostart.py) and daemons write into the
-session's file `autostart` whether the configuration requests a daemon, what the sources are, and
-the files and environment variables on which both depend; csrc/preload/autostart/record.c defines
-the format. Jobs with other values of these variables have records of their own, so that no job
-replaces the record of another.
+The library cannot read YAML. So starters (commands/autostart.py) and daemons write a record into
+the session's file `autostart`. The record says whether the configuration requests a daemon, what
+the sources are, and on which files and environment variables both depend;
+csrc/preload/autostart/record.c defines the format. Jobs with different values of these variables
+have separate records, so that no job replaces the record of another.
 """
 
 import os
@@ -17,15 +17,15 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# ALWAYS: the environment variables on which every configuration depends. HOME: the sign in a
-# configuration's text by which it may also depend on the variable HOME.
+# ALWAYS: the environment variables on which every configuration depends. HOME: a configuration
+# whose text contains this sign may also depend on the environment variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# The beginnings of the lines that identify a record's setting. A new record replaces the one that
-# has the same setting.
+# The lines of a record that begin with these words identify the record's setting. A new record
+# replaces the record that has the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
@@ -67,8 +67,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """Returns the file's text. The first record is written in any case, each other record only if
-    the text stays below MOST_BYTES with it."""
+    """Returns the text of the file. It contains the first record in any case, and each other record
+    only if the text is then still shorter than MOST_BYTES."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

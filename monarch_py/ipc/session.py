@@ -23,7 +23,7 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-# Limit on the bytes that are read of a lock file, which names a process and a configuration.
+# At most this many bytes of a lock file are read. The file names a process and a configuration.
 SAID_BYTES = 8192
 
 # The longest path of the shared memory directory [bytes]. The staging area lies below this
@@ -69,7 +69,7 @@ def least_shm_bytes() -> int:
 
 
 def full_shm() -> str:
-    """Returns the message that shared memory has no room for a daemon; "" if there is room."""
+    """If shared memory has no room for a daemon, returns a message that says so; otherwise ""."""
     root, needed = shm_root(), least_shm_bytes()
     try:
         if shutil.disk_usage(root).free >= needed:
@@ -98,7 +98,7 @@ def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory
 
     Raises SessionError if it belongs to another user, is a link or is accessible to others.
 
-    instead : tells the user what to do if the directory cannot be removed
+    instead : the end of the error's text, which says what the user can do instead
     """
     try:
         path.mkdir(mode=0o700)
@@ -159,9 +159,9 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 
 def holder_of(path: Path) -> HeldError | None:
-    """Returns the holder of a lock file, as /proc/locks shows it; None if no process holds it, or
-    if this process cannot see the holder. This function does not try the lock, because a daemon
-    that starts at that moment would find the lock taken."""
+    """Returns the holder of a lock file, as /proc/locks shows it; None if no process holds the
+    lock, or if this process cannot see the holder. This function does not try to take the lock,
+    because a daemon that starts at that moment would find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -278,10 +278,11 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 
 def link_session(config_file: Path, served: Path) -> None:
-    """Makes `config_file` use the session of the configuration `served`, whose tiers it uses: the
-    directory of its own session becomes a link, which the preload library follows too. If the two
-    files are the same, removes an earlier link. Raises SessionError if the link cannot be made, or
-    if `config_file` had tiers of its own and their daemon still serves or was killed."""
+    """Makes `config_file` use the session of `served`, the configuration whose tiers it uses. To do
+    so, replaces the session directory of `config_file` by a link to that of `served`; the preload
+    library follows such a link too. If the two files are the same, only removes an earlier link.
+    Raises SessionError if the link cannot be made, or if `config_file` had tiers of its own and
+    their daemon still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -290,7 +291,7 @@ def link_session(config_file: Path, served: Path) -> None:
                 own.unlink()
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
-            if own.exists() and not is_link:  # its configuration had tiers of its own before
+            if own.exists() and not is_link:  # `config_file` had tiers of its own before
                 _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)
@@ -307,8 +308,8 @@ class SessionDir:
         self.control = path / "control"
         self.clients = path / "clients"
         self.fills = path / "fills"
-        # Reports of changes by processes that cannot map the segments: records of struct
-        # monarch_change, the first of which is unused.
+        # In this file, processes that cannot map the segments report which files they change. It
+        # contains records of struct monarch_change, the first of which is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
         # Exists from the orderly end of a daemon until the next one starts. While it exists,
@@ -336,17 +337,17 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Resets the limit on daemons that the library starts. The library starts only a few in ten
-        minutes, because something may kill each of them; a daemon that has ended properly does not
-        count."""
+        """Forgets when the library has started daemons, so that it may start them again. The
+        library starts only a few daemons in ten minutes, because something may kill each of them.
+        Call this when a daemon ends properly."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Binds a socket to one of the paths above, and replaces a dead daemon's socket. Raises
-        OSError if the socket cannot be bound."""
-        # A socket's path may have at most 107 bytes. The path through the directory's descriptor is
-        # always shorter.
+        """Binds a socket to `path`, which is one of this session's paths, and replaces a dead
+        daemon's socket there. Raises OSError if the socket cannot be bound."""
+        # A socket's address may have at most 107 bytes, which `path` may exceed. The path through
+        # the directory's descriptor is always shorter.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

@@ -10,24 +10,25 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-# Limit on the bytes that are read of `users`, which has one line for each run of the daemon's life.
+# At most this many bytes of the file `users` are read. The file has one line for each run in the
+# daemon's life.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: the time after which a waiter for `turn` gives up; a process that starts or ends a
-# daemon holds the lock for seconds, or longer if many copies must be removed. POLL_S: the time
-# between two attempts to lock `turn` [s].
+# TURN_LIMIT_S: how long a process waits for the lock `turn` before it gives up [s]. A process that
+# starts or ends a daemon holds the lock for seconds, or longer if many copies must be removed.
+# POLL_S: the time between two attempts to take the lock [s].
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
 class Shares:
     """Two files of a session, and the locks on them.
 
-    `users` : each run holds a shared lock on it. Its first line names the daemon that the runs must
-    end, or is empty if they must end none; the other lines name the runs, and the commands that the
-    runs have started.
+    `users` : each run holds a shared lock on it. Its first line names the daemon that the last run
+    must end, and is empty if no run must end one; the other lines name the runs, and the commands
+    that the runs have started.
     `turn` : locked by the process that starts or ends a daemon
 
-    If a run is killed, the kernel releases both locks. The constructor raises OSError if the files
-    cannot be created.
+    If a run is killed, the kernel releases its locks on both files. The constructor raises OSError
+    if the files cannot be created.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -49,8 +50,8 @@ class Shares:
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
         """Locks `turn`. Raises SessionError if another process holds it for longer than `limit_s`.
-        That process may be a daemon whose end waits for a file system, or a command that was
-        stopped."""
+        That process may be a daemon that is ending and waits for a file system, or a command that
+        was suspended."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -77,15 +78,16 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Whether no other run has joined. If so, this process locks `users` exclusively, so that
-        no run can join until `leave`. The caller must hold `turn` from this call until `leave`."""
+        """Whether no other run has joined. If none has, this process locks `users` exclusively, so
+        that no run can join until `leave`. The caller must hold `turn` from this call until
+        `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """Records the daemon that the runs must end, and removes the commands that have ended. None
-        means that the runs leave the daemon running."""
+        """Records the daemon that the last run must end; None if the runs leave the daemon running.
+        Removes the lines of runs and commands that have ended."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
         # Write before the file is cut, because cutting it first would release disk space that the

@@ -9,7 +9,8 @@ secret itself is never sent.
                        HMAC-SHA256(secret, "client" t)
     server -> client   the server's rank,
                        HMAC-SHA256(secret, "server" t) if that rank is j;
-                       otherwise HMAC-SHA256(secret, "another" own-rank t), and it disconnects
+                       otherwise HMAC-SHA256(secret, "another" own-rank t), and the server
+                       disconnects
 
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side uses the
 addresses that it knows itself. The labels prevent reflection: one side's proof is never valid as
@@ -45,7 +46,7 @@ GREETING = b"MONARCH\x03"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HELLO_BYTES = len(GREETING) + NONCE_BYTES
-# Purpose, the client's own rank, and the rank that it wants to reach.
+# The connection's purpose, the client's own rank, and the rank that the client wants to reach.
 _ABOUT = struct.Struct("<cII")
 _RANK = struct.Struct("<I")
 ANSWER_BYTES = HELLO_BYTES + _ABOUT.size + PROOF_BYTES
@@ -87,8 +88,8 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and its knowledge of all nodes. The constructor raises ValueError if
-    the secret is too short, and SessionError without libcrypto.
+    """One node of a session, and what it knows of all nodes. The constructor raises ValueError if
+    the secret is too short, and SessionError if libcrypto is missing.
 
     secret : shared by all nodes
     rank : this node's rank
@@ -127,7 +128,8 @@ class Party:
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
         """Returns the transcript t. Raises IndexError for a rank that does not exist.
 
-        servers, clients : everything that each side has sent, without its GREETING and proofs
+        servers, clients : everything that the server and the client have sent, without GREETING and
+        proofs
         """
         said = [GREETING, servers, clients]
         for host, port in (self.addresses[client], self.addresses[server]):
@@ -153,16 +155,16 @@ class Greeter:
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Takes the next bytes of the client's message, at most `missing`. Returns False as soon as
-        the message cannot be that of a client."""
+        """Adds the next bytes of the client's message, at most `missing`. Returns False as soon as
+        the bytes cannot be a client's message."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
 
     def reply(self) -> bytes | None:
-        """Returns the reply to the client's complete message; None if the message is not valid. For
-        a client that wants to reach another node, the reply tells this node's rank; there are no
-        keys then, and the caller must close the connection."""
+        """Returns the reply to the client's complete message; None if the message is not valid. If
+        the client wants to reach another node, the reply names this node's rank. `keys` stays None
+        then, and the caller must close the connection."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -219,8 +221,11 @@ def introduce(
 def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
-    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline, on time.monotonic()
-    [s]; `at_end` if the connection ends before all bytes have arrived."""
+    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline; `at_end` if the
+    connection ends before all bytes have arrived.
+
+    deadline : on time.monotonic() [s]
+    """
     data = bytearray()
     while len(data) < n_bytes:
         left = deadline - time.monotonic()

@@ -15,10 +15,10 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
 
-# Back-off: after a failure the peer is not contacted for FIRST_PAUSE_S, and after each further
-# failure for twice as long as before [s]. The first pause is about the time that a daemon needs to
-# restart. The longest pause limits how long a repaired link stays unused.
+# After a failure the peer is not contacted for this time [s], and after each further failure for
+# twice as long as before. It is about the time that a daemon needs to restart.
 FIRST_PAUSE_S = 0.5
+# The longest of these pauses [s]. It limits how long a repaired link stays unused.
 LONGEST_PAUSE_S = 30.0
 # After a pause, one thread tries the peer, and the other threads wait for the result for at most
 # this long [s]. It is many times the duration of a live peer's handshake, and a small part of the
@@ -33,9 +33,9 @@ class Peer:
     """A node from which the engine fetches files, over the links that this object connects. The
     constructor raises MemoryError if there is no memory for the peer.
 
-    connect : connects a link (struct monarch_peer_link *) to the node of a rank, or raises
-        Unreachable if there is no link within the time limits. The peer closes the link
-    last_failure : the last failure; OK if an exchange has succeeded since
+    connect : returns a new link (struct monarch_peer_link *) to the node of a rank, or raises
+        Unreachable if no link can be made within the time limits. This object closes the link
+    last_failure : the last failure; OK if an exchange has succeeded after it
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the peer may be contacted. During a pause after a failure it may not, and a fetch
-        fails at once."""
+        """Whether the peer may be contacted. During a pause after a failure it may not, and every
+        fetch from it fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ from monarch_py.peers.tcp import connected
 
 log = logging.getLogger("monarch.peers")
 
-# The time limit for sending an answer [s], and the largest number of answers in progress at a time.
-# Clients beyond this number are disconnected.
+# The time limit for sending an answer [s].
 TELL_LIMIT_S = 5.0
+# The largest number of answers in progress at a time. Clients beyond this number are disconnected.
 MOST_AT_A_TIME = 16
 # The longest answer that is accepted [bytes].
 MOST_BYTES = 4 << 20
@@ -33,8 +33,8 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
     """Asks the daemon of this rank and returns its answer. Raises Unreachable as `tcp.connected`
-    does, and also: TIMEOUT if the answer is not complete in time, FORGED if the answer was changed,
-    REFUSED if it is too long."""
+    does, and also: TIMEOUT if the answer is not complete in time, FORGED if the answer was changed
+    on its way, REFUSED if the answer is too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)

@@ -25,26 +25,26 @@ THREADS = 4
 # The largest number of clients at a time. It is the number of nodes in the largest clusters. Each
 # client takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept. It should last from one burst of requests in an epoch to the next
-# [s].
+# How long an idle link is kept [s]. It should be kept from one burst of requests in an epoch to the
+# next.
 IDLE_LIMIT_S = 300.0
-# A peer that stops in the middle of a request, or that no longer receives, is disconnected after
-# this time [s].
+# A peer is disconnected if it sends nothing for this time in the middle of a request, or receives
+# nothing for this time [s].
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
 # deadlines only every 100 ms (TICK_MS in server.c), so its answer may be late. The clients' limits
 # (tcp.py) are longer by a few such ticks.
 WAIT_LIMIT_S = 0.6
-# Limits on connections that are not authenticated yet: the time within which the proof must arrive
-# [s], and their largest number at a time. A new connection replaces the oldest one, so that silent
-# clients cannot keep others out.
+# A client must have sent its proof within this time after it has connected [s].
 GREETING_LIMIT_S = 1.0
+# The largest number of connections that are not authenticated yet. If there are as many, a new one
+# replaces the oldest one, so that silent clients cannot keep other clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. It is long because the daemons of a large job all connect
 # at once. A connection for which the queue has no room loses its first packet, and its next attempt
 # comes a second later.
 BACKLOG = 1024
-# The pause before the next accept(2) after a call that failed for lack of a descriptor or memory
+# If accept(2) fails for lack of a descriptor or of memory, the next call is made after this pause
 # [s].
 PAUSE_S = 0.05
 
@@ -63,7 +63,8 @@ class PeerServer(ABC):
     party : this node
     listener : socket to which the other nodes connect (`listen`). Once the constructor has
         succeeded, the server owns the socket
-    status : returns this node's status, for peers that ask for it; called in separate threads
+    status : a function that returns this node's status, for peers that ask for it; it is called in
+        separate threads
     """
 
     def __init__(

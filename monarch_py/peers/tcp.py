@@ -38,7 +38,8 @@ def connect_link(
     connect_s, first_byte_s, between_s : limits for connection and handshake, for the first bytes of
         an answer, and for each further 256 KiB [s]
     """
-    # Limits are rounded to milliseconds, and a timeout of 0 would mean no timeout to the kernel.
+    # Limits are rounded to milliseconds. None of them may become 0, because the kernel takes a
+    # timeout of 0 as no timeout.
     if min(connect_s, first_byte_s, between_s) < 0.001:
         raise ValueError("each time limit of a link must be at least 1 ms")
     bounds = [round(s * 1000) for s in (first_byte_s, between_s)]

@@ -1,8 +1,8 @@
-"""Finds file systems that hang, within a time limit, by probing them from child processes.
+"""Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
-A system call on such a file system may never return, and no signal ends it. So a child process
-makes the call, and is abandoned if it hangs. A thread would not do, because a thread that hangs
-would keep this process from ending.
+A system call on a file system that hangs may never return, and no signal ends the call. So a child
+process makes the call, and is abandoned if it hangs. A thread would not do, because a thread that
+hangs would keep this process from ending.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# How long a file system may take to answer [s]. A busy file system takes a second.
+# How long a file system may take to answer [s]. A busy file system may take a second.
 LIMIT_S = 5.0
 # linux/fcntl.h and linux/stat.h
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, STATX_BYTES = -100, 0x2000, 0x7FF, 256
@@ -24,8 +24,8 @@ _attributes = ctypes.create_string_buffer(STATX_BYTES)
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths whose file systems do not answer within LIMIT_S. An error is an answer. A
-    path also counts as answering if no process or descriptor is left for the probe."""
+    """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
+    answer. If no process or descriptor is left to probe a path, the path is not returned either."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []

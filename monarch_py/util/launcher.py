@@ -10,7 +10,7 @@ from monarch_py.errors import ConfigError
 # The variables of each launcher: number of processes, and rank of this process. The variables of a
 # Slurm step come last, because inside an allocation mpiexec itself runs in a Slurm step.
 VARIABLES = (
-    ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's own
+    ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),

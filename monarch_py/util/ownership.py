@@ -1,7 +1,7 @@
 """Determines whether other users could replace one of our directories with one of their own.
 
-Others cannot replace a directory if only its owner may change its parent directory, and so on up to
-the root. Links on the way count like directories.
+Other users cannot replace a directory if they may not change its parent directory, nor the parent
+of the parent, and so on up to the root. Links on the way are checked like directories.
 """
 
 import grp
@@ -20,8 +20,8 @@ MAX_LINKS = 40
 class Doubt:
     """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if it depends on something that this process cannot see, such as the members
-        of a group, or the identity of an owner without a name
+    is_certain : False if the doubt depends on something that this process cannot see, such as the
+        members of a group, or the identity of an owner without a name
     """
 
     is_certain: bool
@@ -97,7 +97,7 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Whether this owner may be root. In a user namespace all unmapped users have the same number,
+    """Whether this owner may be root. In a user namespace all unmapped users have the same user ID,
     and the host's root may be one of them."""
     try:
         known = Path("/proc/self/uid_map").read_text().split()

@@ -50,9 +50,9 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns when the process was started, in clock ticks since boot, which distinguishes it from
-    a later process with the same number. Returns None once the process has ended, whether it was
-    reaped or not."""
+    """Returns when the process was started [clock ticks since boot]. This time distinguishes the
+    process from a later one with the same PID. Returns None once the process has ended, whether it
+    was reaped or not."""
     # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -64,7 +64,7 @@ def began(process: Path) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The identity of a process, which need not be a child of this one. A later process with the
-    same number has another identity.
+    same PID has another identity.
 
     began : the result of the function `began`; 0 for a process that had ended
     """
@@ -89,8 +89,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended. True even if its parent never reaps it, as the first
-        process of many containers fails to do."""
+        """Whether the process has ended. This is also True if the parent never reaps the process,
+        as in many containers, whose first process reaps none."""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:

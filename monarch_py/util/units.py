@@ -36,8 +36,9 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """Returns the mean number of bytes that `amount` means, as the nearest float. The syntax is
-    that of parse_size, but fractions of a byte are kept (``0.76KiB`` is 778.24)."""
+    """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is an
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24); otherwise the syntax is that
+    of parse_size."""
     return float(_parsed(amount, amount, "size")[0])
 
 
