@@ -63,9 +63,12 @@ FOLLOWING_TURN_MS = 10
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum while work is left or programs follow a plan [s].
+# REST_BACK, LONG_REST_S : the same while background fills stand back: programs use all processors
+#     and hardly wait for the sources, so that each iteration costs them more than it gains.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
+REST_BACK, LONG_REST_S = 30, 0.2
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
 
@@ -253,8 +256,11 @@ class Daemon:
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work
         """
-        most_s = SHORT_REST_S if busy or self.plan_manager.is_awake else MOST_REST_S
-        rest_s = min(REST * took_s, most_s)
+        if self.filler.engine.stands_back and not self._is_urgent:
+            rest_s = min(REST_BACK * took_s, LONG_REST_S)
+        else:
+            is_short = busy or self.plan_manager.is_awake
+            rest_s = min(REST * took_s, SHORT_REST_S if is_short else MOST_REST_S)
         time.sleep(min(rest_s, NAP_S))
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
@@ -336,8 +342,13 @@ class Daemon:
             found=self.scanner.found,
             size_bytes=ahead.mean_bytes,
         )
-        is_urgent = self.scanner.is_in_a_hurry or self.plan_manager.is_active or not ahead.is_on
-        self.scanner.allow(*(ALL_NAMES if is_urgent else allowed))
+        is_due = self._is_urgent or not ahead.is_on
+        self.scanner.allow(*(ALL_NAMES if is_due else allowed))
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether a command or a plan needs what the daemon does in the background."""
+        return self.scanner.is_in_a_hurry or self.plan_manager.is_active
 
     def _let_engine_order(self) -> None:
         """Lets the engine order fills between two parts of an iteration. Otherwise descriptors that
