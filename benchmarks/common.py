@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import yaml
 
-from monarch_py import word
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir

@@ -20,9 +20,9 @@ import yaml
 
 from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
 from benchmarks.peers.nodes import Nodes
-from monarch_py import word
 from monarch_py.daemon.starting import StartupInfo, spawn
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir

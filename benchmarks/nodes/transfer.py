@@ -15,7 +15,7 @@ from benchmarks.common import Child, plain_environment
 from benchmarks.nodes.testbed import GIB, MIB, Dataset, Layout, Testbed
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
-from monarch_py import word
+from monarch_py.ipc import word
 from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peers.ranges import FileId
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.arrays import pointer
+from monarch_py.native import ffi, lib
 from monarch_py.peers.server import PeerServer
 
 __all__ = ["FileServer"]

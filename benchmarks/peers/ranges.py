@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import ffi, lib, pointer, struct_dtype
+from monarch_py.arrays import pointer, struct_dtype
+from monarch_py.native import ffi, lib
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.status import PeerStatus
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from monarch_py.native import Floats
+from monarch_py.arrays import Floats
 from monarch_py.policies.nopfs.placement import Placement
 from monarch_py.policies.nopfs.prices import Program, Rows, find_prices
 from monarch_py.policies.view import Ints

@@ -20,7 +20,8 @@ from monarch_py.cli.options import (
     optional_config_option,
 )
 from monarch_py.cli.screen import console, show
-from monarch_py.commands.doctor import Finding, examine
+from monarch_py.commands.doctor import examine
+from monarch_py.commands.switches import Finding
 from monarch_py.commands.run import listed_jobs, seen_others
 from monarch_py.commands.sweep import sweep as sweep_node
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies

@@ -5,7 +5,7 @@ import socket
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +20,6 @@ from monarch_py.cli.options import (
     to_serve,
 )
 from monarch_py.cluster.collective import listed
-from monarch_py.cluster.nodes import Node, bring_up
-from monarch_py.commands.doctor import is_disabled, switches
 from monarch_py.commands.run import (
     Outcome,
     keep_daemon,
@@ -32,6 +30,7 @@ from monarch_py.commands.run import (
     why_unusable,
 )
 from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
+from monarch_py.commands.switches import is_disabled, switches
 from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import ignore_the_jobs, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
@@ -41,6 +40,9 @@ from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.report.summary import since, summary
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
+
+if TYPE_CHECKING:
+    from monarch_py.cluster.nodes import Node
 
 # How long `stop` waits for the daemon's end [s]. Removing many copies takes seconds.
 STOP_LIMIT_S = 60.0
@@ -147,7 +149,7 @@ def _with_others(alone: bool) -> Launch | None:
     return launch if launch is not None and launch.size > 1 else None
 
 
-def _tell(node: Node, config_file: Path) -> None:
+def _tell(node: "Node", config_file: Path) -> None:
     """Tells the user which daemons were started. Only rank 0 does so."""
     if node.rank:
         return
@@ -181,6 +183,8 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     If a daemon serves already, the command only adds the sources that this daemon lacks.
     """
     if (launch := _with_others(alone)) is not None:
+        from monarch_py.cluster.nodes import bring_up
+
         export_sources(sources)
         node = bring_up(config_file, launch)
         node.detach()
@@ -230,6 +234,8 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
         to_serve(config_file, sources)
         lifecycle.serve(config_file)
         lifecycle.end_process()
+    from monarch_py.cluster.nodes import bring_up
+
     export_sources(sources)
     node = bring_up(config_file, launch)
     _tell(node, config_file)

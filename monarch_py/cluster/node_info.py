@@ -16,7 +16,7 @@ from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, shm_root
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
-from monarch_py.storage.manifest import boot_id
+from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
 # Hints for settings that differ between nodes although the configuration files may be equal: the

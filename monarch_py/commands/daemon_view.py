@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Uints
 from monarch_py.errors import SessionError
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import Segment
-from monarch_py.native import Uints, ffi, lib
+from monarch_py.native import ffi, lib
 
 
 class DaemonView:

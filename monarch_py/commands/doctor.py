@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_py.cluster.address import is_loopback, serving_address
+from monarch_py.commands.switches import Finding, switches
 from monarch_py.config._disk import mount_options
 from monarch_py.config.layers import read_layers
 from monarch_py.config.load import load_config
-from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, PeersConfig
+from monarch_py.config.schema import Config, PeersConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
@@ -52,21 +52,6 @@ mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI
 print(MPI.Get_library_version().split("\\n")[0].strip("\\0"))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of doctor.
-
-    level : 'ok', 'note' (nothing was examined), 'warning' or 'problem'
-    what : the thing that was examined
-    hint : what the user can do; '' if there is nothing to do
-    """
-
-    level: str
-    what: str
-    found: str
-    hint: str = ""
 
 
 def _machine() -> Finding:
@@ -132,30 +117,6 @@ def _shared_memory() -> Finding:
     least = format_size(needed)
     hint = f"make it larger (at least {least}; docker: --shm-size), or set MONARCH_SHM"
     return Finding("problem", what, text, hint)
-
-
-def is_disabled() -> bool:
-    """Whether this process's environment turns the library off."""
-    return os.environ.get("MONARCH_DISABLE", "0") not in ("", "0")
-
-
-def switches(config: Config | None) -> Iterator[Finding]:
-    """Findings on the switches that turn Monarch off now (switch files, and variables in this
-    process's environment), and on an unknown log level."""
-    files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
-    for path in files:
-        if path is None:
-            continue
-        if hanging([path]):
-            yield Finding("problem", "switch", f"{path} does not answer", "check its file system")
-        elif path.exists():
-            yield Finding("warning", "switch", f"{path} turns everything off", "remove it")
-    if (level := os.environ.get("MONARCH_LOG", "")).lower() not in ("", "debug"):
-        text = f"MONARCH_LOG is {level!r}, which is not a log level, so nothing is logged"
-        yield Finding("warning", "switch", text, "set it to debug")
-    if is_disabled():
-        text = "MONARCH_DISABLE is set, and turns everything off for programs started here"
-        yield Finding("warning", "switch", text, "unset it")
 
 
 def _places(config: Config) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import Bools, Floats, Int32s, Ints
+from monarch_py.arrays import Bools, Floats, Int32s, Ints
 from monarch_py.plan.access import all_frequencies, analyse, spread
 from monarch_py.plan.binomial import distribution
 from monarch_py.plan.plan import Plan

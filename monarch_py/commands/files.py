@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Ids
 from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.commands.selection import PathSelection
+from monarch_py.ipc import word
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import Ids, Reason, State
+from monarch_py.native import Reason, State
 
 # The most catalog entries in one request, as for `monarch warm`.
 PORTION = 65536

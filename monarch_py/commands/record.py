@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Array, Ids
 from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.errors import SessionError
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.jobs import Jobs
-from monarch_py.native import Array, Ids, Kind, State
+from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
 # The files are put into at most this many groups, however many files there are.

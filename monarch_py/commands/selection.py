@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Ids, Ints
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader, distinct
-from monarch_py.native import Ids, Ints, Kind, Reason, State
+from monarch_py.native import Kind, Reason, State
 
 # The number of a source, and a path relative to the source; "" for the source itself.
 Place = tuple[int, str]

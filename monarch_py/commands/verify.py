@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from monarch_py import word
 from monarch_py.config.schema import Config, TierConfig
 from monarch_py.errors import SessionError
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir

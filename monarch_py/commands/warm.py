@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Bools, Ids, Uints
 from monarch_py.commands.daemon_view import DaemonView
 from monarch_py.commands.selection import PathSelection
 from monarch_py.errors import SessionError, SilentError
+from monarch_py.ipc import word
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import Bools, Ids, Reason, State, Uints
+from monarch_py.native import Reason, State
 from monarch_py.util.hanging import LIMIT_S, hanging
 
 # The most entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10

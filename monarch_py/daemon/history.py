@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Floats, Uints
+from monarch_py.arrays import Floats, Uints
 
 # The counters of `totals` (status.py) that the history records.
 COUNTED = (

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
 from monarch_py.daemon.segments import Shared
+from monarch_py.ipc import word
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 

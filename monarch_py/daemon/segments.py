@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import NO_IDS, Bools, Ids, Uints, pointer
 from monarch_py.config.schema import SYSTEM_SWITCH_FILE, Config, SourceConfig
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir, open_private
-from monarch_py.native import NO_IDS, Bools, Ids, SessionState, Uints, ffi, lib, pointer
+from monarch_py.native import SessionState, ffi, lib
 from monarch_py.storage.tiers import Tier
 
 # The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a capability set (capabilities(7)).

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import NO_IDS, Ids
 from monarch_py.config._disk import is_inside
 from monarch_py.config.schema import MAX_SOURCES, SYSTEM_SWITCH_FILE, Config, SourceConfig
 from monarch_py.daemon.copies.ranks import Ranks
@@ -33,7 +34,7 @@ from monarch_py.daemon.status import status, totals
 from monarch_py.daemon.switches import Switches
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import FileId, SessionDir, id_of
-from monarch_py.native import NO_IDS, Ids, lib
+from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan.record import Scanned
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
@@ -68,7 +69,7 @@ FOLLOWING_TURN_MS = 10
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
-REST_BACK, LONG_REST_S = 30, 0.2
+REST_BACK, LONG_REST_S = 30, 0.1
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
 

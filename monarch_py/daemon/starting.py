@@ -74,10 +74,12 @@ def ignore_the_jobs() -> None:
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
-    working directory away from the daemon, so the path of this package is passed as an argument."""
+    working directory away from the daemon, so the path of this package is passed as an argument.
+    The daemon multiplies no matrices, so numpy need not start a thread for each processor."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1));"
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1));"
+        " os.environ.setdefault('OPENBLAS_NUM_THREADS', '1');"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
     return [sys.executable, "-I", "-c", code, package, os.path.abspath(config_file), *words]

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import ENTRY, Array, Bools, Ids, Uints, pointer
+from monarch_py.ipc import word
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, State, Uints, ffi, lib, pointer
+from monarch_py.native import Kind, State, ffi, lib
 
 # The number of entries for which a new catalog has room. A dataset whose files hold many samples
 # each never needs more.

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints, Uints
 from monarch_py.config.schema import PACK_INDEX
 from monarch_py.errors import ConfigError
-from monarch_py.native import Array, Ints, Uints, path_hash
+from monarch_py.native import path_hash
 from monarch_py.plan.index import load_arrays, save_arrays
 
 FORMAT = "monarch pack 1"

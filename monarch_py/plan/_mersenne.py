@@ -3,7 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import Uints, ffi, lib, pointer
+from monarch_py.arrays import Uints, pointer
+from monarch_py.native import ffi, lib
 
 
 class Mersenne:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Array
+from monarch_py.arrays import Array
 from monarch_py.plan import samplers
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Sampler

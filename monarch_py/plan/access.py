@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.native import lib, pointer
+from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 

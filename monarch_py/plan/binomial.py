@@ -9,8 +9,8 @@ from math import log1p
 
 import numpy as np
 
+from monarch_py.arrays import Floats
 from monarch_py.errors import ConfigError
-from monarch_py.native import Floats
 
 
 def distribution(epochs: int, nodes: int) -> Floats:

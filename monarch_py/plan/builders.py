@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Ints, Uints
 from monarch_py.config.patterns import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.native import Ints, Uints
 from monarch_py.plan.index import Index
 
 # Default name patterns of each format. `index_image_folder` needs none: it selects files by IMAGES.

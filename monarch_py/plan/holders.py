@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import Int32s, Uints, pointer
 from monarch_py.errors import MonarchError
-from monarch_py.native import Int32s, Uints, lib, pointer
+from monarch_py.native import lib
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 

@@ -14,8 +14,9 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import Array, Int32s, Uints, pointer
 from monarch_py.errors import ConfigError
-from monarch_py.native import Array, Int32s, Uints, ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import MAX_SAMPLES, NONE
 
 # What a unit of a plan can be:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 from monarch_py.plan.schedule import Deal
 

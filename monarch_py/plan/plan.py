@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.native import Array, Ints
 from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import Bools, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.native import Bools, Ints
 from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
 from monarch_py.plan.samplers import NONE
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.native import Ints
+from monarch_py.arrays import Ints
 from monarch_py.plan.samplers import NONE, GroupShuffle
 from monarch_py.plan.timeline import Section
 

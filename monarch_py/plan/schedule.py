@@ -10,8 +10,9 @@ from math import ceil
 
 import numpy as np
 
+from monarch_py.arrays import Int32s, Ints, pointer
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s, Ints, ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
 # The largest cap. No accelerator has memory for so many batches of the usual size.

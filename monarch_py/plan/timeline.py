@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, Order
 

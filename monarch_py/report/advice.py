@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from monarch_py.native import Floats
+from monarch_py.arrays import Floats
 from monarch_py.policies.named import POLICIES
 from monarch_py.report.recorded import Recorded, Tier
 from monarch_py.report.summary import rounded_up

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Floats
+from monarch_py.arrays import Floats
 from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from monarch_py.arrays import Floats
 from monarch_py.daemon.history import COUNTED
 from monarch_py.errors import MonarchError
-from monarch_py.native import Floats
 
 # The schema of docs/status.md that this module reads.
 SCHEMA = 1

@@ -9,7 +9,8 @@ import zlib
 
 import numpy as np
 
-from monarch_py.native import ENTRY, Array, Kind, Uints
+from monarch_py.arrays import ENTRY, Array, Uints
+from monarch_py.native import Kind
 
 HEAD = struct.Struct("<II")  # number of entries, and bytes of text
 # The compression level. Higher levels take twice as long and save only 3 %.

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import ENTRY, Array, ffi, lib
+from monarch_py.arrays import ENTRY, Array
+from monarch_py.native import ffi, lib
 
 # Arguments of `Walk.allow` that set no limit.
 ALL_NAMES = (-1, -1)

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.native import Array, ffi, lib, pointer
+from monarch_py.arrays import Array, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.policies.view import NO_FILE, PFS, Decision, Job, Policy, When
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s
 from monarch_py.policies.view import NO_FILE, Cluster, Job
 from monarch_py.simulator.scenario import Scenario
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from monarch_py.arrays import Floats, Ints
 from monarch_py.document.keys import Key, Keys, kind_of
 from monarch_py.document.values import (
     NUMBER,
@@ -30,7 +31,6 @@ from monarch_py.document.values import (
     words,
 )
 from monarch_py.errors import ConfigError
-from monarch_py.native import Floats, Ints
 from monarch_py.util.units import parse_size
 
 MAX_NODES = 1 << 20

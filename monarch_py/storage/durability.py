@@ -12,7 +12,8 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from monarch_py.native import Array, lib
+from monarch_py.arrays import Array
+from monarch_py.native import lib
 from monarch_py.storage.manifest import DamagedManifestError, Manifest, Row, damage_told
 from monarch_py.storage.tiers import Tier, remove_any
 from monarch_py.util.units import counted

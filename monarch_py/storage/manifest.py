@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Array
 from monarch_py.errors import TierError
-from monarch_py.native import Array, path_hash
+from monarch_py.native import path_hash
+from monarch_py.util.processes import boot_id
 
 VERSION = 1
 # `number & MASK` turns a signed number of SQLite into the unsigned number with the same 64 bits;
@@ -57,13 +59,6 @@ CREATE TABLE IF NOT EXISTS copies (
     blocks BLOB NOT NULL           -- XXH3-64 of every block, 8 bytes each, little-endian
 );
 """
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def signed(value: int) -> int:

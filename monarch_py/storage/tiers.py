@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints, Uints
 from monarch_py.config.schema import TierConfig
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
-from monarch_py.native import Array, Ints, Uints, lib
+from monarch_py.native import lib
 from monarch_py.policies.placement import TierRoom, slack_of
 from monarch_py.storage import memory
 from monarch_py.util.ownership import Doubt, doubts

@@ -18,6 +18,14 @@ LOOK_S = 0.01
 REAP_LIMIT_S = 0.5
 
 
+def boot_id() -> str:
+    """Returns what names this boot of the machine; '' if the kernel does not tell."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
     """Ends a child process with SIGTERM, or with SIGKILL if it has not ended after `limit_s`.
     Returns once the process has ended."""

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py import word
+from monarch_py.arrays import ENTRY
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import Catalog, CatalogReader
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import ENTRY, Kind, State, ffi, lib
+from monarch_py.native import Kind, State, ffi, lib
 
 # Names as file systems have them: any bytes but NUL and the slash.
 names = st.binary(min_size=1, max_size=40).map(

@@ -27,7 +27,8 @@ from support.mounts import Mounts
 from support.session import MIB, Session
 
 from monarch_py.commands import doctor
-from monarch_py.commands.doctor import Finding, examine
+from monarch_py.commands.doctor import examine
+from monarch_py.commands.switches import Finding
 from monarch_py.native import LIBRARY
 from monarch_py.packs.tar import write_pack
 from monarch_py.storage import memory

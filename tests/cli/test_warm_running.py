@@ -19,8 +19,8 @@ from support.files import Files
 from support.session import MIB, Session, wait_until
 from support.signals import handles_sigterm
 
-from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from monarch_py.arrays import ENTRY
 from monarch_py.commands.selection import PathSelection
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ENTRY, Kind
+from monarch_py.native import Kind
 
 
 class Growing:

@@ -20,8 +20,8 @@ from csrc.look import look_below
 from support.segments import newest_generation
 from support.session import Session, wait_until
 
-from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 from monarch_py.storage.tiers import tier_root

@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.native import lib, pointer
+from monarch_py.arrays import pointer
+from monarch_py.native import lib
 
 RANKS: int = lib.MONARCH_RANKS
 PLACES: int = lib.MONARCH_DEMANDS

@@ -13,22 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from support.session import wait_until
 
-from monarch_py import word
+from monarch_py.arrays import ENTRY, PLACED, RESULT, ROOM, pointer
 from monarch_py.daemon.copies.copies import one
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import SessionDir
-from monarch_py.native import (
-    ENTRY,
-    PLACED,
-    RESULT,
-    ROOM,
-    JobKind,
-    JobStatus,
-    State,
-    ffi,
-    lib,
-    pointer,
-)
+from monarch_py.native import JobKind, JobStatus, State, ffi, lib
 from monarch_py.policies.placement import TierRoom
 
 BLOCK, SIZE, FILES = 1 << 20, 5000, 4

@@ -18,7 +18,7 @@ from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py import word
+from monarch_py.arrays import Ids
 from monarch_py.config.load import load_config
 from monarch_py.daemon.control import Control
 from monarch_py.daemon.fill import unused
@@ -26,8 +26,9 @@ from monarch_py.daemon.fill.directory_prefetch import NAMES, Directories
 from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Ids, Kind, State
+from monarch_py.native import Kind, State
 
 MANY, SIZE = 40, 20_000
 KIB = 1024

@@ -19,13 +19,14 @@ from support.epoch import content, make_files
 from support.files import digest
 from support.session import Session, wait_until
 
+from monarch_py.arrays import pointer
 from monarch_py.daemon.copies import engine as engine_module
 from monarch_py.daemon.copies import idle
 from monarch_py.daemon.copies.concurrency import Counted
 from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.session import Segment
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import ffi, lib
 
 Factory = Callable[..., Session]
 SIZE, MANY = 20_000, 120

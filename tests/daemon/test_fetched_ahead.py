@@ -22,8 +22,8 @@ from support.files import Files
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
-from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.plan import Plan
 from monarch_py.plan.samplers import DistributedSampler

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.session import wait_until
 
-from monarch_py import word
+from monarch_py.arrays import HOME, pointer
 from monarch_py.daemon.copies.copies import one
-from monarch_py.native import HOME, Kind, Reason, State, lib, pointer
+from monarch_py.ipc import word
+from monarch_py.native import Kind, Reason, State, lib
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 
 BLOCK_BYTES, ENTRY_BYTES = 4096, 512

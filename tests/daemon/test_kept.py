@@ -14,8 +14,9 @@ import pytest
 from daemon.engine_site import Engine
 from support.session import wait_until
 
-from monarch_py import word
-from monarch_py.native import ENTRY, State, ffi, lib, pointer
+from monarch_py.arrays import ENTRY, pointer
+from monarch_py.ipc import word
+from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)

@@ -27,11 +27,11 @@ from support.files import Files, check_all
 from support.session import Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py import word
 from monarch_py.config.load import load_config
 from monarch_py.daemon.plans.fetch_ahead import MOST_FILES
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.server import Daemon
+from monarch_py.ipc import word
 from monarch_py.plan import Plan
 
 # Opens files at a pace at which it is seen in which order.

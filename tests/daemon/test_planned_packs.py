@@ -11,8 +11,8 @@ from daemon.planned_site import Factory, wait_followed
 from support.files import Files, age
 from support.session import Session, wait_until
 
-from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, State
 from monarch_py.packs.tar import write_pack

@@ -13,11 +13,11 @@ from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
 
-from monarch_py import word
 from monarch_py.config.load import load_config
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, State
 from monarch_py.storage.tiers import copy_name

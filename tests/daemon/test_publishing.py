@@ -11,10 +11,10 @@ import pytest
 from daemon.engine_site import BLOCK, FILES, SIZE, Engine
 from support.session import wait_until
 
-from monarch_py import word
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.segments import Shared
+from monarch_py.ipc import word
 from monarch_py.native import Kind, Reason, State, lib
 
 

@@ -15,8 +15,8 @@ import pytest
 from support.epoch import Reader, content, make_files
 from support.session import MIB, Session, wait_until
 
-from monarch_py import word
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.session import Segment
 from monarch_py.native import State, ffi, lib

@@ -13,10 +13,11 @@ from support.epoch import Reader, make_files
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
+from monarch_py.arrays import ENTRY
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import Segment, SessionDir
-from monarch_py.native import ENTRY, Kind, State, ffi, lib
+from monarch_py.native import Kind, State, ffi, lib
 
 UNIT = 256 << 10
 MAX_FILES = int(lib.MONARCH_MAX_FILES)

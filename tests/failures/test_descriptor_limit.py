@@ -21,11 +21,12 @@ from support.session import Session, wait_until
 from support.steps import Steps
 from support.watch import settle
 
-from monarch_py import word
+from monarch_py.arrays import Ids
 from monarch_py.config.load import load_config
 from monarch_py.daemon.fill import failures
 from monarch_py.daemon.server import Daemon
-from monarch_py.native import Ids, JobKind, State
+from monarch_py.ipc import word
+from monarch_py.native import JobKind, State
 
 # All numbers that the process may have are in use when it changes what the test tells it to.
 AT_THE_LIMIT = """

@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaders.staged_data import Rows
 
+from monarch_py.arrays import Array
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.groups import loader as groups
 from monarch_py.loaders.groups.loader import GroupLoader
 from monarch_py.loaders.groups.size import classes_of_groups, fitting
 from monarch_py.loaders.records.dataset import RecordDataset
-from monarch_py.native import Array
 
 # Limit for what must not hang [s].
 ERROR_LIMIT_S = 5.0

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monarch_py.arrays import Array
 from monarch_py.loaders.groups.loader import GroupLoader
 from monarch_py.loaders.records.dataset import RecordDataset
-from monarch_py.native import Array
 
 torch = pytest.importorskip("torch")
 

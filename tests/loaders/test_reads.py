@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_py.arrays import Ints
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.records.reads import read_all
-from monarch_py.native import Ints
 
 SIZE = 1 << 20
 CONTENT = np.random.default_rng(5).bytes(SIZE)

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_py.arrays import Array
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records import descriptors
@@ -30,7 +31,6 @@ from monarch_py.loaders.records.dataset import LEAST_GAP, MOST_GAP, RecordDatase
 from monarch_py.loaders.records.files import tar_members
 from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.whole_files import ImageFolderFiles
-from monarch_py.native import Array
 from monarch_py.plan.builders import index_hdf5
 
 h5py = pytest.importorskip("h5py")

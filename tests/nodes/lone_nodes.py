@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from monarch_py.arrays import ENTRY
 from monarch_py.daemon.nodes import nodes as module
 from monarch_py.daemon.nodes.nodes import Membership, Nodes
-from monarch_py.native import ENTRY, Kind
+from monarch_py.native import Kind
 from monarch_py.peers.membership import Cluster, Member
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from nodes import lone_nodes
 from nodes.lone_nodes import Catalog, Native, alone
 
-from monarch_py import word
 from monarch_py.daemon.nodes.nodes import (
     SCAN_LIMIT_S,
     START_LIMIT_S,
@@ -24,6 +23,7 @@ from monarch_py.daemon.nodes.nodes import (
     Nodes,
 )
 from monarch_py.errors import SessionError
+from monarch_py.ipc import word
 from monarch_py.native import Kind, Reason, State
 from monarch_py.policies.node import NOBODY
 from monarch_py.policies.placement import NOWHERE, slack_of

@@ -56,8 +56,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
-    """Two nodes that have yet to start. A file that is staged a second time comes from the node that
-    has it, also where the source would be faster."""
+    """Two nodes that have yet to start. A file that is staged a second time comes from the node
+    that has it, even if the source would be faster."""
     loader = Loader(PlanManager(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)

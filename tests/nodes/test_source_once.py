@@ -14,9 +14,9 @@ from support.epochs import Cluster
 from support.nodes import MIB, Nodes
 from support.session import wait_until
 
-from monarch_py import word
 from monarch_py.daemon.fill.directory_prefetch import NAMES
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, State, lib
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers import (
     DALIReader,

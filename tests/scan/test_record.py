@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
+from monarch_py.arrays import ENTRY
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
-from monarch_py.native import ENTRY, Kind, ffi
+from monarch_py.native import Kind, ffi
 from monarch_py.scan.columns import pack, unpack
 from monarch_py.scan.record import RecordedScan, Scan, read_record, record_sources
 from monarch_py.scan.walk import Walk

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from monarch_py.native import Floats
+from monarch_py.arrays import Floats
 from monarch_py.policies.view import Cluster, Ints
 
 # Stands for "no such copy" in place of a node or a storage class.

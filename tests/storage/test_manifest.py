@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from monarch_py.errors import TierError
 from monarch_py.native import path_hash
 from monarch_py.storage import manifest as manifest_module
-from monarch_py.storage.manifest import ROW, Manifest, Row, boot_id, signed
+from monarch_py.storage.manifest import ROW, Manifest, Row, signed
+from monarch_py.util.processes import boot_id
 
 LARGEST = (1 << 64) - 1
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Array, Bools, Ids
 from monarch_py.daemon.copies.engine import Engine, block_sums, is_passing
 from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.native import Array, Bools, Ids, JobKind, JobStatus, Kind, Reason, State, lib
+from monarch_py.ipc import word
+from monarch_py.native import JobKind, JobStatus, Kind, Reason, State, lib
 from monarch_py.storage.manifest import Row
 from monarch_py.storage.tiers import Tier
 

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py import word
-from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
-from monarch_py.daemon.copies.idle import IdleCores
-from monarch_py.daemon.copies.packs import Packs
-from monarch_py.daemon.scan.scanner import Scanner
-from monarch_py.daemon.scan.source import Source
-from monarch_py.native import (
+from monarch_py.arrays import (
     ENTRY,
     HOME,
     PLACED,
@@ -24,14 +18,16 @@ from monarch_py.native import (
     Array,
     Bools,
     Int32s,
-    JobKind,
-    JobStatus,
     Uints,
-    ffi,
-    lib,
-    not_null,
     pointer,
 )
+from monarch_py.daemon.copies.concurrency import Counted, ReadsInFlight
+from monarch_py.daemon.copies.idle import IdleCores
+from monarch_py.daemon.copies.packs import Packs
+from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.daemon.scan.source import Source
+from monarch_py.ipc import word
+from monarch_py.native import JobKind, JobStatus, ffi, lib, not_null
 from monarch_py.policies.placement import TierRoom
 from monarch_py.storage.memory import available_bytes
 from monarch_py.storage.tiers import NO_DESCRIPTOR

@@ -16,9 +16,10 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Bools, Ids, Ints
 from monarch_py.daemon.copies.copies import Copies
-from monarch_py.native import Bools, Ids, Ints, State
+from monarch_py.ipc import word
+from monarch_py.native import State
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py import word
+from monarch_py.arrays import ENTRY, Array, Bools, Ids, Uints, pointer
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import ENTRY, Array, Bools, Ids, Kind, Reason, State, Uints, lib, pointer
+from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import MEMBER, Ids, pointer
 from monarch_py.config.schema import SourceConfig
 from monarch_py.errors import ConfigError
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import MEMBER, Ids, lib, pointer
+from monarch_py.native import lib
 from monarch_py.packs.index import PackIndex
 
 log = logging.getLogger("monarch.packs")

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import Floats, Ints, Uints
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import Floats, Ints, Uints, ffi, lib
+from monarch_py.native import ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
 # A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the share

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Bools, Ids
 from monarch_py.config.schema import MAX_TIERS
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import Bools, Ids, JobKind, JobStatus, State
+from monarch_py.ipc import word
+from monarch_py.native import JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
 # At most this many copies, and at most this many bytes, are being read at a time. The limits are

@@ -10,12 +10,13 @@ import os
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Bools, Ids, Uints
 from monarch_py.config.schema import MAX_TIERS, Config, TierConfig
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.errors import TierError
+from monarch_py.ipc import word
 from monarch_py.ipc.session import SessionDir, shm_root
-from monarch_py.native import Bools, Ids, Reason, State, Uints
+from monarch_py.native import Reason, State
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
 from monarch_py.storage import memory

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Ids
 from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import Ids, JobKind, JobStatus, State
+from monarch_py.ipc import word
+from monarch_py.native import JobKind, JobStatus, State
 
 log = logging.getLogger("monarch.filler")
 

@@ -14,10 +14,11 @@ from enum import IntEnum
 
 import numpy as np
 
+from monarch_py.arrays import NO_IDS, Ids, pointer
 from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.fill.unused import UnusedPrefetch
-from monarch_py.native import NO_IDS, Ids, State, ffi, lib, pointer
+from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled once NAMES of its files were read to their end. All subdirectories of a

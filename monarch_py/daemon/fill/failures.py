@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import ENTRY
 from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import ENTRY, JobStatus, Kind, Reason, State
+from monarch_py.native import JobStatus, Kind, Reason, State
 
 log = logging.getLogger("monarch.filler")
 

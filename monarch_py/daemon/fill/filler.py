@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import Array, Bools, Floats, Ids
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.copies.outdated import Outdated
@@ -20,8 +20,9 @@ from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.nodes.nodes import Membership, Nodes
 from monarch_py.daemon.nodes.remote_copies import PEER_THREADS, RouteChooser
 from monarch_py.daemon.scan.scanner import Scanner
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import Array, Bools, Floats, Ids, JobKind, JobStatus, Reason, State, lib
+from monarch_py.native import JobKind, JobStatus, Reason, State, lib
 from monarch_py.policies.node import NOBODY, NodePolicy
 from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.storage.tiers import Tier

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from monarch_py.native import NO_IDS, Bools, Ids, Uints
+from monarch_py.arrays import NO_IDS, Bools, Ids, Uints
 
 # With `prefetch: eager`, at most this many entries are examined in one iteration of the daemon's
 # loop.

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import NO_IDS, Bools, Ids, Uints
 from monarch_py.daemon.fill.prefetch_queue import PrefetchQueue
 from monarch_py.daemon.segments import Shared
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import distinct
-from monarch_py.native import NO_IDS, Bools, Ids, Kind, Reason, State, Uints, ffi, lib
+from monarch_py.native import Kind, Reason, State, ffi, lib
 
 # These are plain integers, because each comparison with a member of an enumeration costs Python a
 # call and an exception.

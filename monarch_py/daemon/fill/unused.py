@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import NO_IDS, Ids
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import NO_IDS, Ids, State
+from monarch_py.native import State
 
 # The total size of unused prefetched files may be BYTES_AT_FIRST [bytes], even before programs have
 # read anything, and BYTES_FOR_EACH_READ more for each byte that programs have read. A byte counts

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
-from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, Reason, State, lib
+from monarch_py.ipc import word
+from monarch_py.native import Kind, Reason, State, lib
 from monarch_py.peers.handshake import Party
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.peer import Peer

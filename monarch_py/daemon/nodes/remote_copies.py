@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.arrays import Floats, Ids, Int32s, Uints
 from monarch_py.config.schema import Config
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.nodes.throughput import Throughput
-from monarch_py.native import Floats, Ids, Int32s, Uints, lib
+from monarch_py.native import lib
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.status import PeerStatus
 from monarch_py.policies.node import NOBODY

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Bools, Ids, Int32s, Uints, pointer
 from monarch_py.daemon.copies.engine import Engine
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Bools, Ids, Int32s, Uints, ffi, lib, not_null, pointer
+from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.handshake import Party
 from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import PeerServer

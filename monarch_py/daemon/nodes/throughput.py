@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from monarch_py.arrays import Uints
 from monarch_py.config.performance import Performance
-from monarch_py.native import Uints, lib
+from monarch_py.native import lib
 from monarch_py.policies.routing import SOURCES
 
 # Numbers of readers are grouped into levels by powers of two.

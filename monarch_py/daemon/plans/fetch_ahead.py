@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import NO_IDS, Bools, Floats, Ids
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.tracker import PlanTracker
-from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
+from monarch_py.ipc import word
+from monarch_py.native import State
 from monarch_py.plan import NEVER
 
 # At most this many coming files of a plan are examined. The window ends earlier if the staging area

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py import word
+from monarch_py.arrays import NO_IDS, Bools, Floats, Ids
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.fetch_ahead import FetchAhead
@@ -24,7 +24,8 @@ from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.retry import Job
 from monarch_py.daemon.plans.tracker import PlanTracker, observe
 from monarch_py.errors import MonarchError
-from monarch_py.native import NO_IDS, Bools, Floats, Ids, State
+from monarch_py.ipc import word
+from monarch_py.native import State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY

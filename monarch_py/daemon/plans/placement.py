@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py import word
+from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, Uints
 from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
+from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, State, Uints
+from monarch_py.native import State
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, pointer
 from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.plans.loading import Version
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import NO_IDS, Bools, Ids, Int32s, Ints, Kind, ffi, lib, pointer
+from monarch_py.native import Kind, ffi, lib
 from monarch_py.plan import Plan
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator

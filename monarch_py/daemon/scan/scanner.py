@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py import word
+from monarch_py.arrays import ENTRY, Array, Ids, pointer
 from monarch_py.config.schema import Config
 from monarch_py.daemon.scan.source import Source
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
 from monarch_py.daemon.segments import Shared
-from monarch_py.native import ENTRY, Array, Ids, Kind, Reason, State, ffi, lib, pointer
+from monarch_py.ipc import word
+from monarch_py.native import Kind, Reason, State, ffi, lib
 from monarch_py.scan.record import Listed, Scan, Scanned
 from monarch_py.scan.walk import ALL_NAMES
 from monarch_py.storage.opening import OpenTiers

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Array, Bools
 from monarch_py.config.patterns import PathFilter
 from monarch_py.config.schema import Config, SourceConfig
-from monarch_py.native import Array, Bools, Kind
+from monarch_py.native import Kind
 from monarch_py.scan.record import Listed, RecordedScan, Scan
 from monarch_py.scan.walk import Batch, Walk
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from monarch_py.arrays import Array, Int32s, Ints
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.groups.reader import GroupReader
 from monarch_py.loaders.groups.runs import RankGroups, Run
@@ -23,7 +24,6 @@ from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.samplers.ranks import Ranks
-from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.schedule import EpochSchedule, group_schedule
 from monarch_py.util.units import format_size
 

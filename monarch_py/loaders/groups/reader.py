@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Ints
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.ring import Bytes, Ring
-from monarch_py.native import Ints
 from monarch_py.util.processes import PROC, Identity
 
 # How often a training that waits for a group checks that the reading process runs, and how often

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from monarch_py.native import Int32s, Ints
+from monarch_py.arrays import Int32s, Ints
 from monarch_py.plan.schedule import EpochSchedule
 
 

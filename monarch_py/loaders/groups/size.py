@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.groups.reader import GroupReader
-from monarch_py.native import Array, Ints
 
 # The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
 # KiB), and less only at the beginning and the end of a group, which hardly matters in 16 MiB. Lee

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Bools, Ints, pointer
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.shared import SharedMemory
 from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.records.form import form_of
-from monarch_py.native import Bools, Ints, ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.storage.memory import available_bytes
 from monarch_py.util.units import format_size
 

@@ -4,7 +4,7 @@ import importlib.util
 from functools import cache
 from typing import Any
 
-from monarch_py.native import Array
+from monarch_py.arrays import Array
 
 
 @cache

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.records.hdf5 import NOWHERE, Chunks, Decoder, Rows
 from monarch_py.loaders.records.joining import Extents
-from monarch_py.native import Array, Ints
 
 
 class Part(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from monarch_py.arrays import Array, Int32s, Ints
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records.chunked import Bands, Part, RowParts, plain_offsets
 from monarch_py.loaders.records.descriptors import MOST_OPEN, Descriptors
@@ -19,7 +20,6 @@ from monarch_py.loaders.records.form import Form
 from monarch_py.loaders.records.hdf5 import Decoder, Rows, rows_of
 from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
-from monarch_py.native import Array, Int32s, Ints
 from monarch_py.plan.index import Index
 
 # One read of two samples may include the gap between them, which consists of unwanted bytes. The

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import MonarchError
-from monarch_py.native import Int32s
 
 # The most files that stay open: a quarter of the descriptors that a process may have by default.
 MOST_OPEN = 256

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints
 from monarch_py.errors import MonarchError
-from monarch_py.native import Array, Ints
 from monarch_py.plan.builders import hdf5_chunks
 
 # The offset of a chunk that was never written, and so has no place in the file.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monarch_py.native import Array, Int32s, Ints
+from monarch_py.arrays import Array, Int32s, Ints
 
 # Longer reads are cut at the multiples of this size [bytes]. Linux reads ahead this much by
 # default, and many network file systems ask their servers for this much at once.

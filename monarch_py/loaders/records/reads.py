@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Int32s, Ints, pointer
 from monarch_py.errors import ConfigError
-from monarch_py.native import Int32s, Ints, ffi, lib, pointer
+from monarch_py.native import ffi, lib
 
 # The default number of reads in flight at once. 16 reads of 128 KiB every 4 ms make 500 MB/s.
 IN_FLIGHT = 16

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Ints
 from monarch_py.loaders.records.reads import IN_FLIGHT
-from monarch_py.native import Ints
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.kept import KeptDataset
 from monarch_py.loaders.samplers.holders import (
@@ -18,7 +19,6 @@ from monarch_py.loaders.samplers.holders import (
 from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
-from monarch_py.native import Int32s
 
 # The most bytes that pickling adds to a sample. Each kept sample gets this much additional room.
 PICKLED_BYTES = 512

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Int32s, Ints, Uints
 from monarch_py.config.layers import default_file
 from monarch_py.config.load import load_config
 from monarch_py.config.patterns import PathFilter
@@ -19,7 +20,7 @@ from monarch_py.config.schema import Config, SourceConfig
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.memory.sizes import n_bytes
 from monarch_py.loaders.samplers.agreement import once
-from monarch_py.native import Int32s, Ints, Uints, lib
+from monarch_py.native import lib
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.holding import held_by_hash

@@ -1,7 +1,7 @@
 """LocalFirstSampler: equal batches, with samples dealt to nodes that hold them."""
 
+from monarch_py.arrays import Int32s
 from monarch_py.loaders.samplers.held import HeldSampler
-from monarch_py.native import Int32s
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Int32s, Ints
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import Agreement, process_group
 from monarch_py.loaders.samplers.misuse import found_misuse, other_length
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.state import State
-from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.plan.schedule import EpochSchedule
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Int32s, Ints
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.held import HeldSampler
 from monarch_py.loaders.samplers.state import State
-from monarch_py.native import Int32s, Ints
 from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 from monarch_py.policies.solar.epochs import edge_costs, order_epochs, path_cost

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Ints
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.records.form import form_of
 from monarch_py.loaders.staged.advice import (
@@ -21,7 +22,6 @@ from monarch_py.loaders.staged.advice import (
 )
 from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
-from monarch_py.native import Ints
 
 # The numbers of workers that are measured, until more workers do not help. The model interpolates
 # between these numbers.

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Int32s
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.records.whole_files import ImageFolderFiles
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.staged.loader import StagedLoader
-from monarch_py.native import Int32s
 from monarch_py.plan.schedule import EpochSchedule
 
 DISTR_SCHEMES = ("uniform",)

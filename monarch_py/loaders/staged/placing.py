@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from monarch_py.arrays import Array
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.ring import Bytes
 from monarch_py.loaders.memory.tensors import as_tensor
-from monarch_py.native import Array
 from monarch_py.util.units import format_size
 
 # In a slot, arrays begin at multiples of this number of bytes: a cache line, which suits every

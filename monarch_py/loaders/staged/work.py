@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from monarch_py.arrays import Ints
 from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.placing import check_room, collate, emptied, place
-from monarch_py.native import Ints
 from monarch_py.util.processes import Identity
 
 # How often an idle worker checks that the training still runs [s]. Usually the worker learns at

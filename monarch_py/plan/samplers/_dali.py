@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError, MonarchError
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.native import ffi, lib
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_choice, check_length
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from monarch_py.native import ffi, lib, pointer
+from monarch_py.arrays import pointer
+from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler
 
 # std::minstd_rand0 replaces its state x by 16807 * x modulo this number.

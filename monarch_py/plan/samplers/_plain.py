@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from monarch_py.arrays import Array, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.native import Array, Ints
 from monarch_py.plan.samplers._base import Order, Sampler
 from monarch_py.plan.samplers._pytorch import as_order
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from monarch_py.arrays import Array, Floats, pointer
 from monarch_py.errors import ConfigError
-from monarch_py.native import Array, Floats, lib, pointer
+from monarch_py.native import lib
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice, check_length
 

@@ -6,8 +6,9 @@ from itertools import count
 
 import numpy as np
 
+from monarch_py.arrays import pointer
 from monarch_py.errors import MonarchError
-from monarch_py.native import lib, pointer
+from monarch_py.native import lib
 from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 # The global seed if tf.random.set_seed was not called (random_seed.py).
