@@ -44,9 +44,9 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
                        const uint64_t *words);
 /* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
  * Returns -1 and publishes nothing if the index of copies must be rebuilt first
- * (monarch_catalog_move). made[i] says whether this daemon made copy i, because such a copy has a
- * stamp if its tier's copies are stamped (monarch_engine_stamp). made = NULL: this daemon made none
- * of the copies. */
+ * (monarch_catalog_move). made[i]: whether this daemon made copy i. Only copies that it made have a
+ * stamp, in tiers whose copies are stamped (monarch_engine_stamp); the entry records which ones do.
+ * made = NULL: this daemon made none of the copies. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -210,8 +210,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only every other thread carries out such orders, so an
-     * engine with a single thread carries out none. */
+    /* Reads a copy into the page cache. Half of the threads carry out such orders, so that the
+     * other half is free for fills. An engine with a single thread carries out none. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {

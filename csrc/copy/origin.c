@@ -32,7 +32,7 @@
  * they come from the source instead of from the next peer. */
 #define SILENCE_NS 500000000ULL
 
-static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a thread's buffer does for a fetch");
+static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");
 
 static void note_sum(void *sum, uint64_t which, uint64_t first, uint64_t bytes, uint64_t value,
                      const unsigned char *digest) {

@@ -383,9 +383,9 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads the window of the next ordered members after `w`. A thread calls it while it waits for
- * another thread to read `w`: several concurrent reads hide the source's latency. Returns 0 if
- * there is nothing to read, or if no window is free. */
+/* Reads the next window after `w` in which a member is ordered to be filled. A thread calls it
+ * while it waits for another thread to read `w`: several concurrent reads hide the source's
+ * latency. Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

@@ -5,7 +5,8 @@
 /* Virtual time between two services of a rank with share 1. */
 #define LAP (1ULL << 24)
 
-static_assert(MONARCH_DEMANDS == 256, "a place is a byte, and so is the way from one to another");
+static_assert(MONARCH_DEMANDS == 256,
+              "a slot number fits into a byte, and so does the distance between two slots");
 
 void monarch_served(struct fair_queue *q, unsigned rank) {
     if (!rank)

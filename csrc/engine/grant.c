@@ -16,7 +16,7 @@
 /* A file size [bytes] that fits into no tier. Sums of smaller sizes do not overflow. */
 #define LARGEST (1ULL << 51)
 
-static_assert(MONARCH_ASKED == 2, "a home names two");
+static_assert(MONARCH_ASKED == 2, "a home names two peers to ask");
 
 static int is_still_there(const struct pool *p, const struct waiting *reader) {
     const uint64_t *demand = &p->shared.clients->demand[reader->place];

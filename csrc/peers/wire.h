@@ -83,8 +83,10 @@ enum monarch_peer_status {
 
 #ifndef MONARCH_CDEF
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
-static_assert(sizeof(struct monarch_peer_request) == 80, "another wire: another magic");
-static_assert(sizeof(struct monarch_peer_frame) == 40, "another wire: another magic");
+static_assert(sizeof(struct monarch_peer_request) == 80,
+              "the wire format has changed: change the magic too");
+static_assert(sizeof(struct monarch_peer_frame) == 40,
+              "the wire format has changed: change the magic too");
 /* Number of bytes of a struct that its seal covers. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)

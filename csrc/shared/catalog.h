@@ -395,7 +395,7 @@ static_assert(sizeof(struct monarch_stats) == 128, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_scan_hint) == 1024, "bump MONARCH_VERSION");
 static_assert(sizeof(struct monarch_rank) == 64, "bump MONARCH_VERSION");
 static_assert(MONARCH_MAX_ENTRIES == (1 << 25) - 1 && MONARCH_RANKS == 1 << 7,
-              "both are in the upper half of a demand");
+              "an entry's number and a rank must fit into the upper half of a demand");
 
 #define MONARCH_WORD_STATE(w) (15 & (w))
 #define MONARCH_WORD_REASON(w) ((unsigned)((w) >> 4 & 15))

@@ -6,14 +6,15 @@
 
 struct machine {
     const struct monarch_sim_job *job;
-    double *class_free; /* nodes x classes: when the requests so far are served [s] */
-    /* nodes: when each link has carried all bytes requested so far [s] */
+    /* nodes x classes: the time at which all requests so far will have been served [s] */
+    double *class_free;
+    /* nodes: the time at which each link will have carried all bytes requested so far [s] */
     double *in_free, *out_free;
     struct links links; /* used if fair_links is set */
 };
 
-/* Returns 1, or 0 without memory. askers : number of askers, each of which may have a transfer over
- * fair links */
+/* Returns 1, or 0 if no memory can be allocated. askers: the number of askers, each of which may
+ * have a transfer over fair links. */
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 

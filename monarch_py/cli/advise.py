@@ -90,7 +90,8 @@ def _show(document: dict[str, Any]) -> None:
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000
         click.echo(
-            f"More workers do not help; the training waits, since its step takes {step:g} ms."
+            "More workers do not help: the training waits for batches, as a step takes only"
+            f" {step:g} ms."
         )
 
 

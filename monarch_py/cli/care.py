@@ -21,9 +21,9 @@ from monarch_py.cli.options import (
 )
 from monarch_py.cli.screen import console, show
 from monarch_py.commands.doctor import examine
-from monarch_py.commands.switches import Finding
 from monarch_py.commands.run import listed_jobs, seen_others
 from monarch_py.commands.sweep import sweep as sweep_node
+from monarch_py.commands.switches import Finding
 from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_copies
 from monarch_py.errors import SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
@@ -160,8 +160,8 @@ def sweep(stop: bool) -> None:
     """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
 
     Persistent tiers keep their copies. Shared memory and copies that a running daemon uses stay,
-    unless --stop ends the daemon: an epilog does that after a user's last job. Exits with 1 if
-    something could not be removed.
+    unless --stop ends the daemon: a batch system's epilog does that after a user's last job.
+    Exits with 1 if something could not be removed.
     """
     swept = sweep_node(stop=stop)
     for problem in swept.problems:

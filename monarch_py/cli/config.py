@@ -59,8 +59,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """Show each value of the configuration, and where it comes from.
 
     The defaults come first, then the site's file, the user's file, the environment (MONARCH_SOURCE)
-    and the command line. For each key, the last of them that has it decides. The command does not
-    check whether the values work on this node.
+    and the command line. Each key has its value from the last of these that has the key. The
+    command does not check whether the values work on this node.
     """
     from monarch_py.config.shown import values
 

@@ -38,7 +38,7 @@ INTERRUPTED = 130
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
-    """Print the log of the configuration's daemon. It is kept when the daemon ends.
+    """Print the log of the configuration's daemon. The log is kept when the daemon ends.
 
     The end of the previous daemon's log is printed first. `monarch serve` logs to its own standard
     error instead.

@@ -97,9 +97,9 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
 def init(output: Path, datasets: tuple[Path, ...]) -> None:
     """Write a first configuration, for the directories DATASET, by looking at this node.
 
-    Its tiers are the node's memory and local disks, with quotas from what is free now; where a site
-    has tiers in its own file, they stay the site's. Run it where the job will run, and read the
-    file before you use it.
+    Its tiers are the node's memory and local disks, with quotas from the space that is free
+    now. Where the site's configuration has tiers, the new file has none. Run it where the job will
+    run, and read the file before you use it.
     """
     from monarch_py.commands.first_config import first_configuration
 

@@ -171,7 +171,11 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         silent = holder_of(session.lock)
-        hint = "free it" if not silent else f"the daemon of {silent} there does not answer: end it"
+        hint = (
+            "free the port"
+            if not silent
+            else f"the daemon of {silent} there does not answer: end it"
+        )
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"
             f" listen there ({error.__cause__}): {hint}, or stop all daemons first"

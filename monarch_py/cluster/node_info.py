@@ -21,7 +21,7 @@ from monarch_py.util.processes import boot_id
 THOSE_THAT_RUN = "the nodes with running daemons"
 # Hints for settings that differ between nodes although the configuration files may be equal: the
 # first part of the setting's key -> the hint.
-_MENDS = {"Monarch": "install the same version there", "plan": "give them the same file"}
+_MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def _check_settings(config: Config, top: Spot) -> None:
         raise top.of("source_limits").of("bandwidth").error("0 would stop all reads", hint)
     if config.peers.interface is not None and config.peers.address is not None:
         at = top.of("peers").of("address")
-        raise at.error("is given beside 'interface'", "remove one of the two")
+        raise at.error("cannot be given together with 'interface'", "remove one of the two")
     _check_files(config, top)
 
 

@@ -174,7 +174,10 @@ class Daemon:
 
     def _check_place(self, source: SourceConfig) -> None:
         if self.cluster is not None:
-            why = "daemons of several nodes keep the sources of their start; stop and start them"
+            why = (
+                "daemons of several nodes serve only the sources they were started with; stop and"
+                " start them"
+            )
             raise SessionError(f"{source.path} cannot be added: {why}")
         for each in self.config.sources:
             if is_inside(each.real_path, source.real_path):

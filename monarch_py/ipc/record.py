@@ -44,7 +44,7 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     lines = [*_facts(config_file, config)]
     if any("\n" in line for line in lines):
         raise SessionError(
-            "a path has a line break, and autostart cannot have that; rename it or use"
+            "a path contains a line break, which autostart does not support; rename it or use"
             " `monarch start`"
         )
     own = "\n".join(lines)

@@ -152,8 +152,8 @@ class Loader:
         return np.asarray(rows)
 
     def ranks(self, epoch: int) -> Order:
-        """Returns the samples of every rank in the order of access, (world_size, per_rank) int32,
-        padded with NONE (`per_rank`)."""
+        """Returns the samples of every rank in the order of access, (world_size, per_rank) int32. A
+        rank with fewer than `per_rank` samples is padded with NONE."""
         return np.asarray(self.rows(self.sampler.epoch(epoch)).T)
 
     def batches(self, epoch: int) -> Order:

@@ -211,7 +211,7 @@ def read_plan(path: Path) -> Plan:
         parts.append(_plan_part(part, spot, number, datasets[number], (keys.nodes, ranks)))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise at.error("two parts have one name", "give each its 'name'")
+        raise at.error("two parts have the same name", "give each its 'name'")
     numbers = (keys.epochs, keys.nodes, keys.grain, keys.range_size)
     plan = _placed(top, PlanKeys, partial(Plan, tuple(datasets), tuple(parts), *numbers))
     _placed(top, PlanKeys, plan.timeline)

@@ -182,7 +182,8 @@ class NodePolicy:
             self._holders[ids], self.kept[ids] = holders, tier != NOWHERE
 
     def forget_plan(self) -> None:
-        """Forgets the plan's tiers and uses. Its holders remain (see `follow`)."""
+        """Forgets the tiers that the plan has chosen, and when it uses each file. The plan's
+        holders remain (see `follow`)."""
         self.follows_plan = False
         self.planned = np.zeros(0, np.int32)
         self.foresee(np.zeros(0, np.uint64))

@@ -142,7 +142,7 @@ def _hit_ratios(run: Recorded, given: int | None) -> Figure:
     title, columns = "Hit ratio", ["epoch", "hit ratio", "opens", "time [s]"]
     epochs = run.epochs(given)
     if not epochs:
-        text = "The number of epochs does not follow from the opens of this run; give --epochs."
+        text = "The number of epochs cannot be derived from the opens of this run; give --epochs."
         return Figure(title, text, "", columns, [])
     if given is None and run.is_planned:
         how = "The plan defines the epochs"

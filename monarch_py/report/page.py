@@ -24,7 +24,7 @@ def check_packages() -> None:
     if missing:
         packages = Path(__file__).parents[2]
         ours = f"pip install {' '.join(missing)}"
-        theirs = f"ask who has installed Monarch to add {'them' if missing[1:] else 'it'}"
+        theirs = f"ask the person who installed Monarch to add {'them' if missing[1:] else 'it'}"
         hint = ours if os.access(packages, os.W_OK) else f"{theirs} in {packages}"
         raise MonarchError(f"the page needs {' and '.join(missing)}; {hint}")
 

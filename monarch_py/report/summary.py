@@ -183,7 +183,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
         free = shutil.disk_usage(tier["mount_point"]).free
     if free < needed:
         return f"{tier['mount_point']} has {format_size(free)} left: add a larger tier"
-    return f"`max_storage_quota: {quota}` for {tier['mount_point']} holds them all"
+    return f"`max_storage_quota: {quota}` for {tier['mount_point']} would hold all these files"
 
 
 def room_bytes(report: dict[str, Any]) -> int:

@@ -79,7 +79,7 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
         return scenario.ranks_per_node
     spot = top.of("world_size")
     if "ranks_per_node" in top:
-        raise spot.error("is given beside ranks_per_node", "keep one of the two")
+        raise spot.error("cannot be given together with ranks_per_node", "keep one of the two")
     if world % nodes:
         raise spot.error(
             f"{world} ranks cannot be divided evenly among {nodes} nodes",
@@ -94,7 +94,7 @@ def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
     world, batch = scenario.world_size, scenario.batch_written
     spot = top.of("batch_per_rank" if batch is None else "batch")
     if (batch is None) == (scenario.batch_per_rank == 0):
-        problem = "is missing" if batch is None else "is given beside batch_per_rank"
+        problem = "is missing" if batch is None else "cannot be given together with batch_per_rank"
         raise spot.error(problem, "write one of batch_per_rank and batch")
     if batch is not None and batch % world:
         raise spot.error(
@@ -121,7 +121,7 @@ def _dataset(dataset: Dataset, spot: Spot) -> Dataset:
         return dataset
     for name in ("files", "size"):
         if name in spot:
-            raise spot.of(name).error("is given beside scan", "keep one of the two")
+            raise spot.of(name).error("cannot be given together with scan", "keep one of the two")
     try:
         return replace(dataset, files=len(scanned_sizes(dataset.scan)))
     except ConfigError as error:

@@ -172,7 +172,7 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
         assert done.returncode == 0
         assert done.stdout.startswith(f"{filled} files")
         assert f" filled, {there} (" in done.stdout
-        hint = f"`max_storage_quota: 1MiB` for {tier} holds them all"
+        hint = f"`max_storage_quota: 1MiB` for {tier} would hold all these files"
         assert done.stdout.endswith(
             f"; 1 (68.4 KiB) stay at the source: 1 did not fit into the tiers; {hint}\n"
         )

@@ -333,7 +333,7 @@ REFUSED = {
         SMALLEST + "peers:\n  interface: ib0\n  address: 10.0.0.5\n",
         7,
         "peers.address",
-        "is given beside 'interface'",
+        "cannot be given together with 'interface'",
         "remove one",
     ),
     "an eviction that is none": (

@@ -60,7 +60,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     train(session, site.root, seed=11, epochs=1, limit=10, compute_s=0.05)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
     assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
-    assert_dropped(session, r"\d+ of the last \d+ files opened are not in the plan; its seed")
+    assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; its seed")
     # What was before goes on: files are placed as they come.
     check_all(session, site.files, site.root)
     session.wait_idle()

@@ -288,7 +288,7 @@ def test_an_empty_description(tmp_path: Path) -> None:
 
 def test_two_parts_of_one_name(tmp_path: Path) -> None:
     second = SMALLEST.partition("parts:\n")[2]
-    with pytest.raises(ConfigError, match="two parts have one name; give each its 'name'"):
+    with pytest.raises(ConfigError, match="two parts have the same name; give each its 'name'"):
         load(tmp_path, SMALLEST + second)
 
 

@@ -103,13 +103,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"ranks_per_node": None, "world_size": 6},
         "world_size: 6 ranks cannot be divided",
     ),
-    ("both", {"world_size": 8}, "world_size: is given beside ranks_per_node; keep one"),
+    (
+        "both",
+        {"world_size": 8},
+        "world_size: cannot be given together with ranks_per_node; keep one",
+    ),
     (
         "a batch",
         {"batch_per_rank": None, "batch": 30},
         "batch: 30 samples cannot be divided evenly among 4",
     ),
-    ("both batches", {"batch": 128}, "batch: is given beside batch_per_rank"),
+    ("both batches", {"batch": 128}, "batch: cannot be given together with batch_per_rank"),
     ("no batch", {"batch_per_rank": None}, "batch_per_rank: is missing"),
     (
         "nothing full",
@@ -130,7 +134,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"dataset": {"files": 9, "size": {"mean": 5, "std": 1, "min": 9, "max": 2}}},
         "dataset.size.min: is larger than max",
     ),
-    ("both datasets", {"dataset": {"files": 9, "scan": "/"}}, "dataset.files: is given beside"),
+    (
+        "both datasets",
+        {"dataset": {"files": 9, "scan": "/"}},
+        "dataset.files: cannot be given together with",
+    ),
     ("an unknown node", {"overrides": [{"nodes": [4]}]}, "overrides[0].nodes: there is no node 4"),
     ("one node twice", {"overrides": [{"nodes": [1, 1]}]}, "nodes: node 1 is given twice"),
     (

@@ -300,7 +300,7 @@ __attribute__((constructor)) static void load(void) {
             look_at_switches(s, 0);
         else if (monarch_lacks_room())
             monarch_warn("this process cannot map the segments of the daemon for", config,
-                         "Raise its limits of addresses (ulimit -v) and mappings "
+                         "Raise the limits on its address space (ulimit -v) and on mappings "
                          "(vm.max_map_count).");
         else if (!starts && is_meant && !is_our_command() &&
                  !monarch_was_stopped()) /* a user who has stopped the daemon needs no warning */

@@ -18,8 +18,8 @@ static const char *why_source(const struct session *s, const struct monarch_entr
         "source: no tier has room",
         "source: excluded by the configuration",
         "source: the file has changed",
-        "source: its copy failed",
-        "source: it has attributes that the catalog cannot hold",
+        "source: making its copy failed",
+        "source: the file has attributes that the catalog cannot hold",
     };
     static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
                                          "source: its copy is being made",

@@ -16,8 +16,9 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
                          uint64_t offset);
 
 /* Call this before a system call that removes or changes a mapping. When it returns, no mapping in
- * the range is being replaced, and after MONARCH_FORGET none will be. what: MONARCH_FORGET, or an
- * advice of madvise, which is repeated when the copy is mapped. */
+ * the range is being replaced. what: MONARCH_FORGET if the mappings are removed, so that none of
+ * them will be replaced later; or an advice of madvise, which is given again when the copy is
+ * mapped. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())

@@ -228,7 +228,7 @@ class Engine:
         homes["is_kept"] = keeps
         where = pointer(homes)
         if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
-            raise MemoryError("no memory for the table that says which nodes fills ask")
+            raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
         """Sleeps for at most limit_s [s]. The sleep ends earlier if a reader waits for a file that

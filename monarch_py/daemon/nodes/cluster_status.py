@@ -19,7 +19,7 @@ MOST_AT_A_TIME = 256
 WHY = {
     PeerStatus.CUT: "cannot be reached",
     PeerStatus.REFUSED: "belongs to another session",
-    PeerStatus.FORGED: "gives answers that were changed on the way",
+    PeerStatus.FORGED: "sent an answer that was altered in transit",
 }
 
 

@@ -153,8 +153,9 @@ class Nodes:
         self.move(own, heirs)
         if not self.passed_on and len(own):
             log.warning(
-                "the tiers of this node have no room for files that it should keep for all nodes,"
-                " so other nodes keep them; free space on its tiers, or lower their quotas"
+                "the tiers of this node have no room for files that this node should keep for all"
+                " nodes, so other nodes keep them; free space on this node's tiers, or lower the"
+                " tiers' quotas"
             )
         self.passed_on += len(own)
 

@@ -141,8 +141,9 @@ class PlacementTask:
         quota = max((each.quota for each in loaders if each.holders is not None), default=0)
         if quota > room:
             log.warning(
-                "a plan assigns samples to nodes that hold %s, but a node's tiers have %s: files"
-                " without room are read from the source; make the plan with the tiers' quota",
+                "a plan assigns up to %s of samples to a node, but the tiers of one node hold only"
+                " %s: files without room are read from the source; make the plan with the tiers'"
+                " quota",
                 format_size(quota),
                 format_size(room),
             )

@@ -240,7 +240,7 @@ class PlanTracker:
         elif self._is_last:
             last, others = estimator.weighed, estimator.unexplained
             self.drop(
-                f"{others} of the last {last} files opened are not in the plan; its seed, epochs or"
+                f"{others} of the last {last} opens do not fit the plan; its seed, epochs or"
                 " number of ranks probably differ from those of the training"
             )
         else:

@@ -283,7 +283,8 @@ class GroupLoader:
             check_owner(self._owner)
         if self._iteration != iteration:
             raise MonarchError(
-                "groups: another iteration over this loader has begun; go on with that one"
+                "groups: another iteration over this loader has begun; continue with the newer"
+                " iteration"
             )
 
     def _or_close(self, get: Callable[[int, int], Any], begin: int, end: int) -> Any:
