@@ -44,9 +44,9 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
                        const uint64_t *words);
 /* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
  * Returns -1 and publishes nothing if the index of copies must be rebuilt first
- * (monarch_catalog_move). made[i]: whether this daemon made copy i. Only copies that it made have a
- * stamp, in tiers whose copies are stamped (monarch_engine_stamp); the entry records which ones do.
- * made = NULL: this daemon made none of the copies. */
+ * (monarch_catalog_move). made[i]: whether this daemon made copy i, so that the copy has a
+ * stamp if its tier's copies are stamped (monarch_engine_stamp). made = NULL: it made none of them.
+ */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);

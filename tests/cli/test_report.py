@@ -533,7 +533,7 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     packages = Path(monarch_py.__file__).parents[1]
     assert done.stderr == (
-        "monarch: the page needs nosuchpackage; ask who has installed Monarch to add it in"
+        "monarch: the page needs nosuchpackage; ask the person who installed Monarch to add it in"
         f" {packages}\n"
     )
 
