@@ -46,7 +46,9 @@ def test_a_file_a_directory_and_everything(session: Session, source: Path) -> No
 @pytest.mark.parametrize(("null", "by_stdin"), [(False, True), (True, False)])
 def test_a_list(session: Session, source: Path, null: bool, by_stdin: bool) -> None:
     odd = source / ("new\nline" if null else "with space")
-    odd.write_bytes(b"odd")
+    # The daemon is running: it must not meet the file before the file has its bytes.
+    (session.directory / "new").write_bytes(b"odd")
+    (session.directory / "new").rename(odd)
     end = b"\0" if null else b"\n"
     listed = end.join(os.fsencode(path) for path in (odd, source / "d", "", odd)) + end
     file = session.directory / "list"
