@@ -49,7 +49,7 @@ class TierError(MonarchError):
 
 
 class PolicyError(MonarchError):
-    """A policy cannot work on this job, because the policy's paper excludes jobs of this kind. The
-    message says what is missing."""
+    """A policy cannot work on this job, because the paper that describes the policy excludes jobs
+    of this kind. The message says what is missing."""
 
     exit_status: ClassVar[int] = 5

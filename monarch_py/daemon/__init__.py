@@ -7,7 +7,7 @@ server      the parts of the daemon, and the loop that runs each of them in turn
 status      the answer to the command `status`
 switches    whether a switch file exists
 openfiles   which process has which file of a source open, and what serves the file
-orphan      the end of a daemon whose `monarch run` was killed
+orphan      the end of an unused daemon that no command will end
 plans       access plans: the programs' progress, placement, fetches ahead
 fill        what is filled, and in which order
 nodes       which node keeps each file, serving copies to peers, which nodes a fill asks

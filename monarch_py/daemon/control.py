@@ -148,7 +148,7 @@ class Control:
             return
         line = connection.makefile("rb").readline(REQUEST_BYTES)
         if not line.endswith(b"\n"):
-            return  # the client ended in the middle of its request
+            return  # the request is incomplete, or too long
         request = json.loads(line)
         try:
             answer = self._do(request)

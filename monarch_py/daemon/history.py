@@ -21,8 +21,8 @@ COUNTED = (
     "waits",
     "wait_seconds",
 )
-# The history has at most this many points besides the first one. Once it has as many, each two
-# successive points are merged into one, and the interval doubles. So a daemon that runs for months
+# The history has at most this many points besides the first one. When this number is exceeded,
+# successive points are merged in pairs, and the interval doubles. So a daemon that runs for months
 # needs no more memory than one that runs for minutes.
 MOST_POINTS = 600
 # The interval at the start [s].

@@ -102,7 +102,7 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
 
     kind : SHARED: the daemon belongs to the runs that share it, and ends with the last of them;
         AUTOSTARTED: the daemon ends when no process has used it for `idle_exit` (see `orphan`); "":
-        the daemon does neither
+        the daemon does not end by itself
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -116,7 +116,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             # The record tells the preload library whether to start a daemon by itself
-            # (ipc/record.py). Only in these two cases does the library look for it.
+            # (ipc/record.py). Without `autostart`, no record is needed, but an older one must be
+            # replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)

@@ -18,8 +18,8 @@ from monarch_py.ipc import word
 from monarch_py.native import State, ffi
 from monarch_py.util.processes import own_processes
 
-# One open file: the process that has it open (`pid`, `command`, and `fd`, which is None for a
-# mapping), its device and its inode number.
+# One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
+# `fd`; `fd` is None for a mapping.
 Opened = tuple[dict[str, Any], int, int]
 # The second line of /proc/PID/fdinfo/FD, which holds the open(2) flags of the descriptor in octal
 # digits.
@@ -152,8 +152,8 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    Such a descriptor may have been opened before the session began; the library does not see writes
-    through it.
+    The process may have opened the file before the session began; the library does not see writes
+    through that descriptor.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):

@@ -84,10 +84,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that the runs need not end this daemon any more, as the last run would have done.
-        Returns False, without the record, if a new run has come. If the result is True, this
-        process keeps the lock `turn` until the process ends, so that the next run starts another
-        daemon only after that."""
+        """Takes over from the runs the duty to end this daemon, and records that the last run need
+        not end it. Returns False, without a record, if a new run has come. If the result is True,
+        this process keeps the lock `turn` until the process ends, so that the next run starts
+        another daemon only after that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():

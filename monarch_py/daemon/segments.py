@@ -135,9 +135,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes one more source to running clients. The number of sources is written last, so
-        that no client sees it before the source's description; ringing the doorbell is the memory
-        barrier between the two.
+        """Publishes a source to running clients. The source's description was written before this
+        call, and the count of sources is written last, so that clients see no source without a
+        description. Between the two writes, ringing the doorbell acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -190,7 +190,7 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # without this file, clients warn that no daemon serves
+        with contextlib.suppress(OSError):  # if this fails, clients warn that no daemon serves
             stopped = open_private(self.session.stopped, os.O_WRONLY)
             if self.was_asked_to_stop:  # attached clients then start no new daemon
                 os.write(stopped, b"asked\n")

@@ -47,9 +47,9 @@ log = logging.getLogger("monarch.daemon")
 # How long the loop sleeps unless a client rings the doorbell [ms]. It determines how often switch
 # files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. An iteration after a
-# sleep starts with cold processor caches: four iterations a second took a fifth as much processor
-# time as sending files to other nodes.
+# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long
+# because an iteration after a sleep starts with cold processor caches: four iterations a second
+# took a fifth as much processor time as sending files to other nodes.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
@@ -64,8 +64,9 @@ FOLLOWING_TURN_MS = 10
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum while work is left or programs follow a plan [s].
-# REST_BACK, LONG_REST_S : the same while background fills stand back: programs use all processors
-#     and hardly wait for the sources, so that each iteration costs them more than it gains.
+# REST_BACK, LONG_REST_S : the factor, and the maximum [s], while background fills stand back.
+#     Programs then use all processors and hardly wait for the sources, so an iteration costs them
+#     more than it gains.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -258,7 +259,7 @@ class Daemon:
         not publish its copy. Returns whether one of the two has happened.
 
         took_s : duration of the last iteration [s]
-        busy : whether the last iteration has left work
+        busy : whether the last iteration has left work undone
         """
         if self.filler.engine.stands_back and not self._is_urgent:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
@@ -415,9 +416,9 @@ class Daemon:
             self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
-        """Ends the loop after the current iteration. A signal handler may call this: it need not
-        ring the doorbell, because the signal itself interrupts the loop's sleep.
+        """Ends the loop after the current iteration. A signal handler may call this method.
 
+        The method does not ring the doorbell, because a signal interrupts the loop's sleep anyway.
         It takes no lock (an Event would take one), because a second signal may arrive while the
         first one is handled.
         """

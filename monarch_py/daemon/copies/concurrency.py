@@ -16,9 +16,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 GAIN, LOSS = 1.10, 0.95
 # A trial that pays is followed at once by a trial in the same direction. After a trial that does
 # not pay, the width (the number of concurrent fills) gets its earlier value again, and keeps it for
-# some windows before the next trial. If the trial was a smaller width, these are HOLD windows. If
-# it was a larger width, they are twice as many as after the last such trial, but at most HOLD. The
-# doubling starts from FIRST_HOLD, also after each increase that has paid.
+# some windows before the next trial. After the trial of a smaller width, it keeps the value for
+# HOLD windows. After the trial of a larger width, it keeps the value for twice as many windows as
+# the last time, but for at most HOLD. The doubling starts from FIRST_HOLD, and starts again after
+# an increase that pays.
 HOLD, FIRST_HOLD = 40, 4
 # After a decrease because programs waited, the width is kept for this many windows; by then the
 # cause of the wait may be gone.

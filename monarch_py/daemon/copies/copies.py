@@ -36,11 +36,11 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # Copies that await a second comparison with the source before they are recorded, by entry:
-        # (when it is due, tier, row of the manifest).
+        # Copies that are recorded only after a second read of the source, by entry: (when the read
+        # is due, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
-        # Files that changed during a fill. The next copy of such a file is compared with the source
-        # a second time.
+        # Files that changed during a fill. The next copy of such a file is compared with a second
+        # read of the source.
         self._doubted: set[int] = set()
         # `_drops` : copies to remove, as (tier, entries, numbers of the copies, sizes of the
         # files).
@@ -116,8 +116,10 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of an earlier session that match their sources and need no check: (n,)
-        entries, and their rows of the manifest."""
+        """Publishes copies of an earlier session that match their sources and need no check.
+
+        ids : (n,) the entries of the copied files;  rows : (n,) the copies' rows of the manifest
+        """
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
             return
@@ -290,7 +292,7 @@ class Copies:
         catalog = self.shared.catalog
         try:
             catalog.update(entry, fresh)
-        except OSError as full:  # shared memory is full
+        except OSError as full:
             log.warning("%s gets no copy: %s", catalog.path(entry), full)
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return False

@@ -55,8 +55,8 @@ def is_passing(result: Any) -> bool:
 # Programs may hand over files before the catalog knows them. At most this many such files are taken
 # at a time.
 UNMET = 512
-# At most this much of a tier's room is granted at a time [bytes], because each grant checks again
-# how much memory and disk is free.
+# At most this much of a tier's room is granted at a time [bytes], so that the free memory and disk
+# space are checked again before more is used.
 GRANT_BYTES = 64 << 20
 # Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
 # a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory,
@@ -93,7 +93,8 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self.width = min(self._reads.width, self._affordable_width(time.monotonic()))
-        # Measures how idle the processors are; None where the sources are not fast.
+        # Measures how idle the processors are; None while the sources are not fast, or nothing is
+        # read.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # programs' opens, and their time, at the last check
@@ -243,15 +244,16 @@ class Engine:
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns (peers,) how many unfinished orders ask each peer before all others."""
+        """Returns (peers,) the number of unfinished orders that ask each peer first."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets each rank's share of the demands (reads that a reader waits for) that are served.
+        """Divides the demands (reads that a reader waits for) among the ranks: each rank's share of
+        the demands that are served is in proportion to its weight.
 
-        shares : (MONARCH_RANKS,) each rank's weight, by the rank's number in a demand; 0 for a
+        shares : (MONARCH_RANKS,) the weight for each rank number that a demand may name; 0 for a
             number without a rank
         """
         lib.monarch_engine_shares(self.c, pointer(shares))
@@ -324,8 +326,9 @@ class Engine:
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may do background fills. Where the sources are fast, programs
         need the processors more than fills do: fills then use all threads only while a processor is
-        idle. Otherwise one thread fills, to notice when a source is no longer fast. While programs'
-        own opens show that the sources are fast, even that thread works only part of the time."""
+        idle. While none is idle, one thread fills, to notice when a source is no longer fast. While
+        programs' own opens show that the sources are fast, even that thread works only part of the
+        time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most

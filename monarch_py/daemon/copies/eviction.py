@@ -5,8 +5,8 @@ reuse count and reuse distance). A copy that is used neither in the rest of this
 next one counts as more distant than any known use. Of the files to be fetched ahead, the one used
 soonest gets the room. A copy is evicted for such a file only if the second next use of the file
 comes before the next use of the copy (Lobster's rule of coordination with prefetching;
-`policies.eviction.exchange`). Nothing is evicted while no file needs room, while the coming uses
-are unknown, or without a plan.
+`policies.eviction.exchange`). Copies are evicted only under a plan, while the coming uses are known
+and a file needs room.
 """
 
 import math
@@ -38,7 +38,8 @@ MOST_FILES, TIMES = 2048, 4
 # user of the file system, occupy it. Once a tier has been short of room for longer than SHORT_S,
 # the files that do not fit are no longer meant for it [s].
 SHORT_S = 10.0
-# Computed uses are out of date if they were requested longer ago than this [s].
+# The computed distances to next uses are out of date if they were requested longer ago than this
+# [s].
 OLD_S = 5.0
 
 Uses = Ints

@@ -77,7 +77,8 @@ class Staging:
     """Keeps the staged files in the order of their arrival or last open, and drops copies to make
     room for others. Runs in the daemon's loop and never blocks.
 
-    number : the area's number among the tiers;  tier : None without an area; then nothing is staged
+    number : the area's number among the tiers;  tier : the area, or None if there is none; nothing
+        is staged then
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:

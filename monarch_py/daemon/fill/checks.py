@@ -36,9 +36,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts the copies of earlier sessions whose files, by the scan, have not changed since.
-        They are published at once, unless the copies of their tier must be checked; then each copy
-        is published once its check has succeeded."""
+        """Adopts the copies of earlier sessions that the scan has found to match their files. They
+        are published at once, unless the copies of their tier must be checked; then each copy is
+        published once its check has succeeded."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))

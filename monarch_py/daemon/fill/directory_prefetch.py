@@ -122,13 +122,14 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # By home: files of the filled directories that were found and are not ordered yet.
+        # By home: files that were found in the filled directories and whose fill is still to be
+        # ordered.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
         self._full_until = self._opened_at = float("-inf")
         self._is_waiting = self._has_given_way = False
-        # `ordered` : how many files were ordered so far.
+        # `ordered` : how many fills were ordered so far.
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
@@ -146,7 +147,7 @@ class DirectoryPrefetch:
 
     @property
     def mean_bytes(self) -> float:
-        """The mean size of the files that were ordered so far."""
+        """The mean size of the files whose fill was ordered so far."""
         return self._ordered_bytes / max(self.ordered, 1)
 
     # --- what programs read ---------------------------------------------------------------------
@@ -307,7 +308,7 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the files that were found and are not ordered yet, because a new directory comes
+        """Forgets the found files whose fill is still to be ordered, because a new directory comes
         first. They will be found again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES

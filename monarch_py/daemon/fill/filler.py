@@ -92,7 +92,7 @@ class Filler:
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
-        # Tiers on the catalog's file system.
+        # Tiers on the catalog's file system, where `rooms` leaves room for the catalog.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
@@ -427,8 +427,8 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from it.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # While a scan still finds files, nothing is retried, because room is kept free for the
-        # files' entries.
+        # While a scan still finds files, nothing is retried if a tier lies on the catalog's file
+        # system, because `rooms` keeps room free there for the files' entries.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found

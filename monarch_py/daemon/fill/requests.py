@@ -16,7 +16,7 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # call and an exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# The bits of a demand that hold its entry: catalog.h, monarch_demand_entry.
+# The bits of a demand that hold its entry (see monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
@@ -25,8 +25,8 @@ class FillRequests:
     the filler checks its state again, because the file may be in two queues, or may have been
     changed meanwhile.
 
-    eager : whether all other files are filled too, after the files that programs use and those that
-        `warm` names
+    eager : whether all files are filled: first those that programs use, then those that `warm`
+        names, then all others
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
@@ -163,7 +163,7 @@ class FillRequests:
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels what a command has requested, except files that a program or another command
         wants too. Returns how many queued files were cancelled, and the (n,) files whose fill is
-        ordered already, which the caller must have the engine cancel."""
+        ordered already. The caller must have the engine cancel these fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):

@@ -11,9 +11,9 @@ from monarch_py.arrays import NO_IDS, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State
 
-# The total size of unused prefetched files may be BYTES_AT_FIRST [bytes], even before programs have
-# read anything, and BYTES_FOR_EACH_READ more for each byte that programs have read. A byte counts
-# once, however often it is read.
+# The total size of unused prefetched files is limited to BYTES_AT_FIRST [bytes], plus
+# BYTES_FOR_EACH_READ for each byte that programs have read. A byte counts once, however often it is
+# read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : it was prefetched and is unused.  READ : programs have read it.

@@ -32,13 +32,14 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# For this long after the daemon's start, readers wait until this node knows which node keeps which
-# file [s]. Unless a node scans by itself, all nodes learn this within START_LIMIT_S of each other.
+# Readers wait until this node knows which node keeps which file, but only until this long after the
+# daemon's start [s]. Unless a node scans by itself, all nodes learn this within START_LIMIT_S of
+# each other.
 START_LIMIT_S = 1.0
-# For this long after the daemon's start, background requests of other nodes (requests that no
-# reader waits for) wait while this node scans by itself [s]. Otherwise the other nodes would read
-# files from the source that only this node is to read. While a plan is being placed, such requests
-# wait without this limit.
+# While this node scans by itself, background requests of other nodes (requests that no reader waits
+# for) wait, but only until this long after the daemon's start [s]. Otherwise the other nodes would
+# read files from the source that only this node is to read. While a plan is being placed, such
+# requests wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -94,15 +95,15 @@ class Nodes:
     @property
     def may_wait(self) -> bool:
         """Whether readers, here and on other nodes, wait until it is known which node keeps which
-        file: this is expected to be known soon."""
+        file. They wait only in the first START_LIMIT_S."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes wait until it is known what this node keeps. The
-        reason to let them wait: the first node that knows its own files starts to fetch ahead, and
-        if other nodes did not let its requests wait, it would read files from the source that only
-        those nodes are to read."""
+        """Returns which requests of other nodes wait until it is known what this node keeps. They
+        wait because a node that knows its own files starts to fetch ahead: if this node did not let
+        the requests wait, the other node would read files from the source that only this node is to
+        read."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:

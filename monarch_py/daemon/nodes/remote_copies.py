@@ -1,8 +1,8 @@
 """Tracks which node has the whole of which file, and chooses a node or the source for each fill.
 
 Only the owner of a file reads its first copy from the source. So a fill can choose between a node
-and the source (NoPFS 4) only if a node is known to have the whole file: because it has sent all of
-it before, or because all nodes are past the file's first use in a plan.
+and the source (NoPFS 4) only if a node is known to have the whole file: because the node has sent
+the whole file before, or because all nodes are past the file's first use in a plan.
 """
 
 import time
@@ -50,11 +50,11 @@ class RouteChooser:
         self.chooses = chooses
         self.chosen = 0
         self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
-        self._tried: dict[int, float] = {}  # when each place was last asked
+        self._tried: dict[int, float] = {}  # when each place (see `of`) was last chosen [s]
 
     @classmethod
     def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
-        # a place is all sources together, or one node; this node is included
+        # The places are: all sources together, and each node, including this one.
         places = len(peers) + 2
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")

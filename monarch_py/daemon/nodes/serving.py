@@ -34,7 +34,7 @@ class Membership:
 class ReplicaServer(PeerServer):
     """Answers peers from the catalog until it is closed. Call `free` once the engine has stopped.
 
-    Raises MemoryError without memory or threads.
+    Raises MemoryError if memory cannot be allocated, or no thread can be started.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. When a peer asks for such an entry, this node
-        fills it. When a peer asks for an entry that this node has passed on, the peer is
-        redirected.
+        """Sets which of (n,) entries this node keeps. When a peer asks for an entry that this node
+        keeps, this node fills it. When a peer asks for an entry that this node has passed on, the
+        peer is redirected.
 
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """

@@ -53,7 +53,7 @@ class FetchAhead:
         order : files that are kept here and have no copy yet, in the order of their first use
         """
         self._policy.foresee(NO_IDS)
-        self._kept_order = order  # kept files that are not ordered yet
+        self._kept_order = order  # kept files whose fetch is still to be ordered
         self._queue: Ids = NO_IDS
         self._paged: Ids = NO_IDS  # files with copies in slow tiers that are used next
         self._horizon = 0  # the number of coming files in the window

@@ -137,8 +137,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `routes` which nodes have the files of a run (plan/run.py) that all nodes have
-        finished: the node that owns such a file has the whole file."""
+        """Tells `routes` which node has the whole of each file of a run (see plan/run.py), once all
+        nodes have finished the run: it is the node that owns the file."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)

@@ -55,8 +55,9 @@ class PlacementTask:
     words : (entries,) a copy of the catalog's words
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
-    is_first : whether this is the first placement. In a later one, files stay with the nodes that
-        keep them now: the nodes do not all make it at the same time, and would disagree meanwhile
+    is_first : whether this is the first placement. Every later placement leaves files with the
+        nodes that keep them now, because the nodes do not all make it at the same time, and would
+        disagree meanwhile
     """
 
     trackers: Sequence[PlanTracker]
@@ -151,8 +152,8 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns what `_share_out` returns if plans assign samples to nodes. Files that no such
-        plan names, for example the files of another plan, stay where their hashes put them."""
+        """Computes the result of `_share_out` where plans assign samples to nodes. Files that no
+        such plan names, for example the files of another plan, stay where their hashes put them."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):

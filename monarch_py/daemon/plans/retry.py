@@ -1,9 +1,9 @@
 """Decides when a dropped plan is retried.
 
 A plan is dropped if a job does not do what the plan predicts. Another job may follow the plan. So a
-dropped plan is retried in three cases: all processes that used the session just after the plan was
-dropped have ended, and other processes open files; a `monarch run` begins; the plan's file has
-changed. These checks run in a thread.
+dropped plan is retried in each of three cases: the plan's file has changed; a `monarch run` begins;
+programs open files after the end of all processes that used the session just after the plan was
+dropped. These checks run in a thread.
 """
 
 import time
@@ -17,8 +17,8 @@ from monarch_py.util.processes import began, mapping
 class Job:
     """The processes that use a session when `is_over` is first called.
 
-    prefix : the beginning of the paths of the session's catalogs. A process that has looked up a
-        file of the sources has a catalog mapped
+    prefix : the beginning of the paths of the session's catalogs. A process with such a catalog
+        mapped uses the session: it has looked up a file of the sources
     over_at : when all these processes were found to have ended, on time.monotonic(); infinity until
         then [s]
     """

@@ -1,7 +1,7 @@
 """One access plan on this node: the catalog entries of its files, and the programs' progress.
 
-The plan is followed run by run: a run holds the files that this node uses in one section of an
-epoch, in the order of their first use (plan/run.py).
+The plan is followed run by run: a run is the list of the files that this node uses in one section
+of an epoch, in the order of their first use (see plan/run.py).
 
 Slow work (finding the files, drawing a run, searching for the programs' position) runs in a
 thread. The loop polls for its results and never waits for them.
@@ -29,8 +29,8 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# A plan is dropped after at least this many searches for the programs' position that have found
-# nothing, if the last accesses disagreed with the plan when the last search began.
+# A plan is dropped once at least this many searches in a row for the programs' position have found
+# nothing, and the accesses just before the last of these searches disagreed with the plan.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.
@@ -202,9 +202,9 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # A search that finds nothing is repeated. Right after a job has jumped to another
-            # position, some of its last accesses fit the old position; after a jump to the end of
-            # an epoch, they are from two epochs. Both may hide the new position. The intervals
+            # A search that finds nothing is repeated, because some of the last accesses may have
+            # hidden the position: right after a job has jumped to another position, some fit the
+            # old one; after a jump to the end of an epoch, they belong to two epochs. The intervals
             # between searches grow, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
@@ -264,8 +264,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job has opened each entry a short time ago, so that this
-        open repeats an access and is not a new one."""
+        """Returns (n,) whether the plan's job has opened each entry a short time before. The
+        present open of such an entry repeats an access and is not a new one."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -273,8 +273,8 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Counts how well the opens of (n,) entries fit this plan; no other plan explains these
-        opens.
+        """Counts how well the opens of (n,) entries fit this plan. The caller leaves out opens that
+        another plan explains.
 
         alone : whether there is no other plan
         """
@@ -332,8 +332,8 @@ def observe(
 ) -> None:
     """Takes the (n,) entries that programs have opened since the last call, and assigns each open
     to the plan that explains it. At most one plan explains an open; plans that have fitted best so
-    far are asked first. An open that one plan explains does not count against the other plans. Nor
-    does an open by which the job of another plan repeats one of its accesses.
+    far are asked first. Two kinds of opens do not count against a plan: opens that another plan
+    explains, and opens by which the job of another plan repeats one of its accesses.
 
     at_risk : returns the context manager in which a plan handles the accesses
     """

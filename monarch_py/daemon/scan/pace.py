@@ -1,4 +1,4 @@
-"""Limits how far the scan runs ahead of programs: as far as fills ahead need, and little beyond."""
+"""Limits how far the scan runs ahead of programs: little farther than filling ahead needs it."""
 
 from collections import deque
 

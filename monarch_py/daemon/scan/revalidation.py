@@ -2,8 +2,8 @@
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has
-changed, the source answers for it until the session ends. The source also answers for every file in
-the directory that is gone or was replaced.
+changed, the source answers for the directory until the session ends, and for each of its files that
+is gone or was replaced.
 """
 
 import logging
@@ -104,8 +104,8 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Starts a thread for `work`. If the system has no thread left, nothing is started; a later
-        iteration then tries a comparison again, which also reads what this work would have read."""
+        """Starts a thread for `work`. If no thread can be started, nothing is done now. A later
+        iteration then starts a comparison, which also reads what `work` would have read."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()
@@ -128,9 +128,9 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many answers that clients got so far rely on comparisons: answers about
-        names, and opens of copies. An open that finds no copy is not counted, because the source
-        itself answers it."""
+        """Returns how many answers so far rely on comparisons: answers to clients about names, and
+        opens of copies. An open that finds no copy is not counted, because the source itself
+        answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

@@ -30,7 +30,7 @@ log = logging.getLogger("monarch.scanner")
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy`, no directories are listed but these and those that a command
+# they read of each. With `scan: lazy`, only these directories are listed, and those that a command
 # or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
@@ -245,9 +245,8 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts opens of the files that the engine has added to the catalog since the last
-        iteration, or of a sample of at most LOOKS of them.
-        iteration: for a sample of at most LOOKS of them."""
+        """Counts one open of each file that the engine has added to the catalog since the last
+        iteration. If these are more than LOOKS files, only a sample of them is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         if not self.is_whole:  # otherwise every directory is listed already
@@ -404,8 +403,8 @@ class Scanner:
             return None
         source = self.sources[number]
         full = source.config.real_path / path
-        # Only the canonical path, which the scan would use too, is accepted. A file behind a
-        # symbolic link has its entry under its own path.
+        # Only the canonical path, which the scan would use too, is accepted. A file that is reached
+        # through a symbolic link has its entry under its canonical path.
         try:
             if os.path.realpath(full) != str(full):
                 return None

@@ -34,7 +34,7 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory. Returns whether it was not there before."""
+        """Adds a directory. Returns False if its listing was requested before."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)
@@ -78,7 +78,8 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        # Whether the whole source is known, and whether it is once the current scan has ended.
+        # Whether the whole source is known now, and whether it will be once the current scan has
+        # ended.
         self.is_whole = self._becomes_whole = False
         self.errors = 0
         self.scan_seconds = 0.0
@@ -108,7 +109,7 @@ class Source:
         so that it is not listed again.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read it, so that it is listed before others
+        is_read : whether programs read it; it is then listed before others
         """
         if is_read:
             self._read.append((directory, is_deep))

@@ -18,7 +18,7 @@ THREADS = 4
 # At most this many files wait to be looked up. Further files are forgotten; the scan will find
 # them, or they are reported again when they are next opened.
 WAITING = 1024
-# How long a running scan has to find a file before the file is looked up separately [s].
+# A running scan may take this long to find a file; then the file is looked up separately [s].
 SCAN_S = 0.1
 # Each call of `take_met` searches the catalog for all waiting files, unless there are more of them
 # than this. It then searches only for those that are due to be looked up at the source.
