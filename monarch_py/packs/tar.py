@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel; there are many, because a
-# remote source has a high latency. AHEAD: the most files at a time whose results are being computed
-# or wait for their use.
+# remote source has a high latency. AHEAD: the largest number of files that are being read or
+# examined, or whose results are not used yet.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -318,7 +318,7 @@ def _ns(seconds: str) -> int:
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
     """Returns the member, with the file's exact time, if the member's size and time equal those of
-    the file with its name below `root`; otherwise None."""
+    the file that has the member's name below `root`; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):

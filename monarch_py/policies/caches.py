@@ -27,8 +27,9 @@ from monarch_py.policies.view import (
     When,
 )
 
-# Runs some accesses of an epoch through one node's cache. Arguments: the node, the epoch, and for
-# each access its file and its position in the epoch, in the order of `in_time`.
+# Runs some accesses of an epoch through one node's cache. Arguments: the node, the epoch, the files
+# of these accesses, and the accesses' positions in the sequence that `in_time` returns for the
+# epoch.
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
@@ -105,8 +106,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the file whose next use is farthest. A missed file is not admitted if its next use is
     farther than that of every held file (Belady 1966, with bypass).
 
-    If all files have one size and nodes do not share, no policy loads less: it reaches the bound of
-    `first_fit`, D - C in every epoch but the first.
+    If all files have one size and nodes do not share, no policy loads less. Belady's loads are then
+    equal to the bound that `first_fit` explains: D - C in every epoch but the first.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])

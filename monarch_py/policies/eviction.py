@@ -168,7 +168,7 @@ class FarthestUse:
         """Decides whether to admit a file that was loaded and is not held.
 
         upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
-        now : the number of the latest access; a next use up to it is past
+        now : the number of the latest access; entries of the heap whose use is not later are stale
 
         Returns the files that were evicted for this file, or None if it was not admitted.
         """
@@ -192,9 +192,9 @@ class FarthestUse:
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
         """Evicts the files with the farthest next use until a class has `size` free bytes, and
-        pushes `key` onto the heap. Changes nothing if there is too little room even without all
-        files whose next use is farther than that of `key`. Returns the class, or MISS, and the
-        evicted files."""
+        pushes `key` onto the heap. Changes nothing if there would be too little room even after
+        evicting all files whose next use is farther than the use in `key`. Returns the class, or
+        MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]

@@ -38,7 +38,8 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
     """Returns columns of further holders. The search for a file's holders begins at a node that the
-    file's key selects, so that files with more holders than can be listed list different nodes."""
+    file's key selects. So if files have more holders than can be listed, they do not all list the
+    same nodes."""
     nodes = len(quotas)
     # `second_copies` sorts the files by their keys for each node. That is fast after this sort,
     # because the files are in order already.

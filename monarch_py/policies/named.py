@@ -31,8 +31,16 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("belady-shared", partial(belady, shared=True), "Belady with one cache for all nodes."),
     ("deepio-ordered", deepio, "Loads a share into each memory before training, keeps the order."),
     ("deepio-opportunistic", deepio_opportunistic, "Draws the order from what lies in memory."),
-    ("parallel-staging", parallel_staging, "Copies a share to each node, which uses it alone."),
-    ("lbann-dynamic", lbann_dynamic, "Keeps a sample in memory, for all, where it is read first."),
+    (
+        "parallel-staging",
+        parallel_staging,
+        "Copies a share to each node, which uses only that share.",
+    ),
+    (
+        "lbann-dynamic",
+        lbann_dynamic,
+        "The node that reads a sample first keeps it in memory for all.",
+    ),
     (
         "lbann-preloading",
         lbann_preloading,

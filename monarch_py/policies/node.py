@@ -113,7 +113,7 @@ class NodePolicy:
         answer does not bring the file, the other one is asked: a holder that is not the owner may
         have no copy yet, while the owner fills a file that it does not have.
 
-        queues : (nodes,) how many orders of this node wait for each node
+        queues : (nodes,) how many fills of this node wait for each node
         """
         asked = self.others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
@@ -194,13 +194,13 @@ class NodePolicy:
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used, so that their next uses are not known any more."""
+        """Notes that these files were used. From now on their next uses are not known."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes that these files have no room after all. Only files for which a plan has chosen a
-        tier are changed."""
+        """Notes that the tiers have no room for these files after all. This changes only files for
+        which a plan has chosen a tier."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:

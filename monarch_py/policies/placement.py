@@ -93,7 +93,7 @@ def planned_tiers(
 ) -> npt.NDArray[np.int32]:
     """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
     most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
-    5.1). NOWHERE marks a file that fits into no tier, although the tiers together have room for it.
+    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
 
     frequency, first_use : (n,) how often this node uses each file, and when first
     sizes : (n,) [bytes]

@@ -66,7 +66,7 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
     """Returns (files,) int32, the node after `node` in the order of each file's scores; PFS if
-    `node` is the last one.  keys : (files,);  weights : (nodes,) >= 0, that of `node` > 0"""
+    `node` is the last one.  keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0"""
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 

@@ -2,8 +2,8 @@
 
 `locality_aware` exchanges samples between nodes within a step; the step's batch remains the same
 set of samples. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the
-dataset exceeds the nodes' storage, the samples that did not fit are never used by these two, in any
-epoch; section 6 of the NoPFS paper notes this too.
+dataset exceeds the nodes' storage, these two never use the samples that did not fit; section 6 of
+the NoPFS paper notes this too.
 """
 
 import numpy as np

@@ -208,7 +208,7 @@ class Decision:
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank for which the smallest fraction of this number fetches now (Lobster 4.3). With
+        to the rank where (threads that fetch now) / (this number) is smallest (Lobster 4.3). With
         None, every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report

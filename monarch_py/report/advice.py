@@ -45,8 +45,8 @@ UNDISTURBED = 0.95
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# The share of a tier's file system that its quota may take, after subtracting the space that other
-# files use.
+# The share that a tier's quota may take of the space on its file system that other files do not
+# use.
 DISK_SHARE = 0.9
 
 

@@ -52,7 +52,7 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
 # The gauges of each tier (TIER) and of each source (SOURCE): the field in the report, and the
 # metric's help.
 TIER = {
-    "quota_bytes": "Most bytes that copies may take",
+    "quota_bytes": "The most bytes that copies may take",
     "used_bytes": "Bytes that copies take",
     "free_bytes": "Bytes that new copies can take now",
     "files": "Complete copies",
@@ -93,7 +93,9 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _tiers(tiers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    usable = GaugeMetricFamily("monarch_tier_usable", "1 if it takes copies", labels=["tier"])
+    usable = GaugeMetricFamily(
+        "monarch_tier_usable", "1 if the tier can take new copies", labels=["tier"]
+    )
     for number, tier in enumerate(tiers):
         usable.add_metric([str(number)], tier["usable"])
     yield usable

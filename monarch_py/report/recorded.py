@@ -245,8 +245,8 @@ def load(file: Path) -> Recorded:
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Checks that a JSON document is a report with a history. Raises MonarchError, which says what
-    the document is or lacks, if it is not."""
+    """Checks that a JSON document is a report with a history. If it is not one, raises
+    MonarchError, which says what the document is or what it lacks."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
         raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:

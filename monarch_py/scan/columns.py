@@ -87,9 +87,9 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns how far each entry's path, and each link's target, lies from the place at which
+    """Returns how far each entry's path, and each link's target, lies from the position at which
     `_put_in_order` expects it. A path is expected directly behind the previous path, and a link's
-    target directly behind the link's own path."""
+    target, whose position is the link's `copy_ino`, directly behind the link's own path."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

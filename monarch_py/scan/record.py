@@ -44,8 +44,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and when the node that made them began to do
-# so, on this node's time.monotonic() [s].
+# The records of all sources, by the sources' numbers, and the time at which the scan that made them
+# began, on this node's time.monotonic() [s], even if another node made the records.
 Scanned = tuple[list[Listed], float]
 
 

@@ -11,7 +11,7 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The largest number of copies, because C numbers copies with int32.
+# The largest number of copies: C numbers copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
@@ -84,7 +84,7 @@ def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
     shape = (decision.orders or job.orders)(0).shape
     nodes, steps, width = shape
     if nodes != scenario.nodes:
-        raise ValueError(f"an order of {nodes} nodes is not this job's, which has {scenario.nodes}")
+        raise ValueError(f"the order has {nodes} nodes, but the scenario has {scenario.nodes}")
     most = int(job.cluster.ranks.max())
     struct = _Struct(
         "struct monarch_sim_job",

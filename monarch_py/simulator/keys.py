@@ -134,10 +134,11 @@ def _check_law(law: SizeLaw, spot: Spot) -> None:
         raise spot.of("min").error("is larger than max", "swap the two")
     if law.constant is None and least_share(law) < LEAST_SHARE:
         raise spot.error(
-            "hardly any size of this law lies between min and max", "move min or max to the mean"
+            "hardly any size of this law lies between min and max",
+            "move min or max towards the mean",
         )
     if law.constant is not None and not law.min <= law.constant <= law.max:
-        raise spot.of("mean").error("does not lie between min and max", "correct one")
+        raise spot.of("mean").error("does not lie between min and max", "change one of the three")
     if law.constant == 0:
         raise spot.of("mean").error("files of 0 bytes need no storage", "write a size")
 

@@ -46,7 +46,7 @@ Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 class Curve:
     """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
     SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
-    the PFS the rate t(g) of its g clients together. Each of n threads or clients gets 1/n of it.
+    the PFS the rate t(g) of its g clients together. Each of n sharers gets 1/n of the aggregate.
 
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
@@ -117,7 +117,7 @@ class SizeLaw(Keys):
     min : smaller sizes are redrawn
     max : larger sizes are redrawn
 
-    With min equal to max, or a std of 0, every file has that size.
+    If min equals max, every file has that size. If std is 0, every file has the size `mean`.
     """
 
     mean: Amount
@@ -144,9 +144,10 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw a new size for each size outside the bounds. The new sizes within the bounds go,
-            # in order, to the first of these places; the other places are drawn again. Sizes and
-            # number of draws are the same as if each size were redrawn by itself until it fits.
+            # Draw as many new sizes as sizes lie outside the bounds. The new sizes within the
+            # bounds replace the first of those outside, in order; the next round replaces the
+            # others. Sizes and number of draws are the same as if each size were redrawn by itself
+            # until it lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -171,8 +172,8 @@ class Dataset(Keys):
 
     files : the number of files
     size : the law of their sizes
-    scan : instead of both: a directory, whose files are counted in the order of their paths, or a
-        `.npy` file with the sizes
+    scan : in place of files and size: a directory, whose files are the dataset, in the order of
+        their paths, or a `.npy` file with the sizes
     """
 
     files: Annotated[Number, Key(default="none")] = 0
@@ -257,7 +258,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Differences of some nodes from the others; None or an absent class means no difference.
+    """Differences of some nodes from the others. There is no difference in a value that is None,
+    nor in the capacity of a class that `capacity` does not name.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them
@@ -298,7 +300,7 @@ class Scenario(Keys):
     classes : the storage of a node; the first is the staging buffer
     overrides : nodes that differ
     checkpoint : a periodic write of every rank
-    policies : the policies to compare; without any, the simulator chooses
+    policies : the policies to compare; all policies if none is named
     assumptions : a sentence for each number that the scenario's source does not give
     """
 

@@ -34,7 +34,8 @@ class Keeper:
     cannot be used, and RuntimeError if no thread can be started.
 
     rows : (copies,) of manifest.ROW; empty after `take_rows`
-    must_check : whether copies must be checked before they are served (Manifest.begin_use)
+    must_check : the result of Manifest.begin_use: whether copies must be checked before they are
+        served
     broken : whether a commit has failed, so that the manifest lacks copies
     """
 

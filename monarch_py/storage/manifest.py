@@ -253,8 +253,8 @@ class Manifest:
             raise
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
-        """Returns (copy, source, path, size, sum, block sums) of every row, ordered by the copy's
-        number."""
+        """Returns (copy, source, path, size, sum, block sums) of every row, sorted by the number of
+        the copy."""
         with damage_told(self.path):
             return [
                 (copy, source, path, size, total & MASK, blocks)

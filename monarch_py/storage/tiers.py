@@ -238,10 +238,10 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:  # a directory is not ours, but an empty one can go
+        except IsADirectoryError:  # a directory is not ours; an empty one is removed
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
-        except OSError as error:  # read-only or broken, so the copy's room does not come back
+        except OSError as error:  # the tier is read-only or broken: the room does not come back
             self.fail(error.errno or errno.EIO)
 
     def remove_all(self, numbers: Array) -> None:

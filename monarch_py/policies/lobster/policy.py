@@ -40,7 +40,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
 
     1. Reuse count: after its last use on the node, a copy is dropped if another node holds one.
     2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
-       use on the node is more than 2 I - h iterations away, beyond the end of the next epoch.
+       use on the node is more than 2 I - h iterations away, which is beyond the end of the next
+       epoch.
     3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
        is dropped for the prefetched sample that is used soonest.
 
@@ -76,8 +77,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     step, as `Decision.threads`.
 
     Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
-    both, and no threads are reserved for preprocessing as in 4.1. A queue's rate at a source is the
-    rate of its threads while all nodes and threads are busy.
+    both, and, unlike in 4.1, no threads are reserved for preprocessing. A queue's rate at a source
+    is the rate of its threads while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())

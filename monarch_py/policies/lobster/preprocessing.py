@@ -78,8 +78,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # least[k][j] : the least cost of all points up to group j (points of equal x) with k + 1
-    # pieces, and the group at which the last piece begins.
+    # A group is all points with the same x. least[k][j] : the least cost of groups 0 to j with
+    # k + 1 pieces, and the group at which the last piece begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}

@@ -6,8 +6,9 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# The most predicted times that are copied into memory at a time. This limits how many windows are
-# tried together. (A simulation asks for all steps of an epoch at once, a daemon for one step.)
+# The largest number of predicted times that are copied in memory at once. It limits how many
+# windows are tried together. (A simulation asks for all steps of an epoch at once, a daemon for one
+# step.)
 TOGETHER = 1 << 18
 
 
@@ -55,8 +56,9 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time; ties are broken by the
-    smaller largest time. Raises PolicyError if there are more queues than threads.
+    the difference between the largest and the smallest predicted time. If several results have the
+    least difference, the one whose largest time is smallest is returned. Raises PolicyError if
+    there are more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
@@ -94,9 +96,13 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Finds, for each step, the best window that begins at one of these levels (starts,). Returns
-    (steps, queues) the threads, (steps,) the difference between the largest and the smallest time,
-    and (steps,) the largest time; inf if there is no window."""
+    """Finds, for each step, the best window that begins at one of the levels with the indices
+    `starts`. Returns (steps, queues) the threads, (steps,) the difference between the largest and
+    the smallest time, and (steps,) the largest time; both are inf if there is no window.
+
+    times : (steps, queues, threads), the predicted times
+    levels : (steps, levels), all times of each step in ascending order
+    """
     # Each row is one step with one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]

@@ -1,10 +1,10 @@
 """Decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. If the tiers together just fit the dataset, a sixth of
-the files has no holder and is read from the file system in every epoch (`literal`). Here the sum of
-frequency x size over all copies is maximised, subject to the quotas and to one holder for every
-file. Further holders only get room that is left (`place`).
+nothing ensures that each file has a holder. If the dataset just fits into the tiers of all nodes
+together, a sixth of the files has no holder and is read from the file system in every epoch
+(`literal`). Here the sum of frequency x size over all copies is maximised, subject to the quotas
+and to one holder for every file. Further holders only get room that is left (`place`).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
 # each node and file [bytes]. No placement is computed if that would exceed MOST_OF_USES [bytes].
-# Every node must decide this equally, so the limit does not depend on a node's free memory.
+# All nodes must decide the same here, so the limit does not depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -98,8 +98,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
     """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
     If there is room for further holders, each node first reserves the room that it wants for copies
-    of other nodes' files. Otherwise all spare room would be on the nodes that are filled last.
-    Files that get no owner in this way may then use the reserved room too.
+    of other nodes' files. Without these reservations, all spare room would be on the nodes that are
+    filled last. Files that get no owner in this way may then use the reserved room too.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)

@@ -27,8 +27,8 @@ def nopfs(job: Job) -> Decision:
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (NoPFS 4). A node does not query whether another node has a file by
-    now. It assumes so once its own accesses have reached the number of the access by which the
+    copy and the file system (NoPFS 4). A node does not ask whether another node has a file by now.
+    It assumes so as soon as its own accesses have reached the number of the access for which the
     other node needs the file (NoPFS 5.2.2). Classes are filled during training, in order of first
     use, so that files that are already late come before all others. If a node reads a file that
     belongs in one of its classes and is not there yet, this read makes the copy.

@@ -3,8 +3,8 @@
 The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
 every file. Lagrangian prices of room, one per node, move the quotas into the objective. The problem
 then separates into one problem per file, which comparisons alone can solve. For any prices, the
-value of the solution is an upper bound for every placement (weak duality). At the best prices it is
-the linear program's optimum.
+value of the solution is an upper bound for every placement (weak duality). The least of these
+bounds, at the best prices, equals the linear program's optimum.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ Rows = Sequence[Array]
 # to meet the quotas of single nodes closely. Each stage is a pair: the largest number of table
 # entries, which is files x nodes, and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
-# The width of the noise that breaks ties, relative to the mean of the files' largest values. The
-# noise makes the result worse by at most this fraction. Values are small integers, so without noise
-# thousands of files would tie, and a change of a price would move them all at once.
+# The width of the noise that breaks ties, relative to the mean of the values that the files have on
+# their best nodes. The noise makes the result worse by at most this fraction. Values are small
+# integers, so without noise thousands of files would tie, and a change of a price would move them
+# all at once.
 NOISE = 0.01
 
 

@@ -35,11 +35,11 @@ class Solar:
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
     chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
-    vain : how many unwanted samples a node may read, relative to the samples that it loads. A
-        larger value saves more reads, but more bytes are read in vain
+    vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
+        larger value, reads are fewer, but include more unwanted bytes
     reorder : whether the epochs are reordered too. It is off by default, because it gains nearly
-        nothing with independent shuffles (`epochs`): buffers that drop the samples with the
-        farthest next use load as much in an epoch whatever epoch came before it
+        nothing with independent shuffles (see `epochs`): buffers that drop the samples with the
+        farthest next use load equally much in an epoch, whatever epoch came before it
 
     A sample is held by one node, the one that loaded it; the mapping lets that node use it again.
     If its holder has reached the cap, another node loads the sample for this use, and the holder
@@ -115,9 +115,9 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns (samples,) the redundant bytes: those of each read stand at the read's first
-        sample, and its other samples have 0. Reduces `spare` by the unwanted samples that are
-        read."""
+        """Returns (samples,) the redundant bytes. The first sample of each read has the bytes of
+        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` what the
+        loads of this step permit, and subtracts the unwanted samples that are read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
