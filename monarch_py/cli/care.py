@@ -160,8 +160,8 @@ def sweep(stop: bool) -> None:
     """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
 
     Persistent tiers keep their copies. Shared memory and copies that a running daemon uses stay,
-    unless --stop ends the daemon: a batch system's epilog does that after a user's last job.
-    Exits with 1 if something could not be removed.
+    unless --stop ends the daemon. A batch system's epilog can run `monarch sweep --stop` after a
+    user's last job. Exits with 1 if something could not be removed.
     """
     swept = sweep_node(stop=stop)
     for problem in swept.problems:

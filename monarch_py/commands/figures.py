@@ -24,8 +24,8 @@ PLACES = ("local", "remote", "source")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file
-    (Timeline).
+    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file,
+    as in Timeline.
 
     frequency : (most + 1,) int64; frequency[n] is how many units the node accesses n times, and
         `most` is the largest such n

@@ -75,7 +75,7 @@ def _check_quotas(config: Config, top: Spot) -> None:
                 left = most - (taken - tier.quota_bytes)
                 raise at.of("max_storage_quota").error(
                     f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
-                    f" site's limits leave in {str(directory)!r} and on its file system",
+                    f" site's limits allow in {str(directory)!r} and on its file system",
                     _hint(format_size(left)) if left > 0 else f"remove this level, {ASK}",
                 )
 
