@@ -31,8 +31,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the first two columns [characters]: the lengths of the longest level, and of the
-# longest name of an examined thing.
+# Widths of the columns for a finding's `level` and `what` [characters]: the lengths of the longest
+# texts in them.
 WIDTHS = (7, 15)
 # The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20

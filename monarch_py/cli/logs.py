@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 
 @click.command(
-    short_help="Print the log of the daemon, and of the one before it.",
+    short_help="Print the logs of the daemon and of the previous daemon.",
     epilog=examples("monarch logs", "monarch logs -n 50"),
 )
 @served_config_option

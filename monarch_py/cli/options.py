@@ -130,9 +130,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does. If it uses the tiers of another file, such as the
-    site's, makes it use the session of that file too (`link_session`). If a killed daemon has left
-    a session of the configuration's own, sweeps that session first."""
+    """Loads the configuration as `checked` does. If the configuration uses the tiers of another
+    file, such as the site's, first sweeps the configuration's own session, which a killed daemon
+    may have left. Then makes the configuration use the other file's session (`link_session`)."""
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():

@@ -23,8 +23,8 @@ def within_limits(config: Config, top: Spot) -> Config:
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration, in which a key without a written value has the site's limit as its
-    value. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
+    """Returns the configuration with the site's limit as the value of each key for which no value
+    is written. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)

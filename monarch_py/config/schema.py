@@ -303,8 +303,8 @@ class Config(Tuning):
         "has_shareable_file_descriptors": "descriptors are always the program's own",
         "storage_sync_timeout": "programs never wait for a tier to be synchronised",
         "rate_limiter": "see source_limits",
-        "metadata_container": "epochs and shuffling need no description; for its regex, give a"
-        " source an 'include'",
+        "metadata_container": "epochs and shuffling need no description; instead of its regex,"
+        " give a source an 'include'",
         "home_dir": "nothing is written outside the tiers and the runtime directory",
         "debug": "see 'monarch status' and the daemon's log",
         "profiler": "statistics are always kept, see 'monarch status'",
