@@ -29,9 +29,14 @@ def _seconds(_context: Any, _parameter: Any, value: str) -> float:
 
 @advise.command(epilog=examples("monarch advise workers train:dataset --batch 64 --step 50ms"))
 @click.argument("dataset", metavar="MODULE:DATASET")
-@click.option("--batch", type=click.IntRange(1), required=True, help="Samples of a batch.")
 @click.option(
-    "--step", callback=_seconds, required=True, help="Time to compute with a batch, such as 50ms."
+    "--batch", type=click.IntRange(1), required=True, help="Number of samples in a batch."
+)
+@click.option(
+    "--step",
+    callback=_seconds,
+    required=True,
+    help="How long the training computes for a batch, such as 50ms.",
 )
 @click.option(
     "--most", type=click.IntRange(1), default=16, show_default=True, help="The most workers to try."
@@ -58,8 +63,9 @@ def workers(
     """Name the fewest worker processes that bring batches fast enough.
 
     MODULE:DATASET names a dataset, or a function that makes one. The command reads samples with 1,
-    2, 3 and more workers, until more workers do not help. It then models the time for a sample by
-    the number of workers and the size of the sample, separately for waiting and for computing.
+    2, 3 and more workers, until more workers do not help. It then models how long a worker takes
+    for a sample, depending on the number of workers and on the sample's size. Waiting and computing
+    are modelled separately.
     """
     from monarch_py.commands.advise import load_dataset, load_object, to_document
     from monarch_py.loaders.staged.measuring import advise as measure
@@ -104,7 +110,7 @@ def _show(document: dict[str, Any]) -> None:
 @compute_option
 @as_json
 def report(run_file: Path, *, epochs: int | None, compute: float | None, as_json: bool) -> None:
-    """Say what would have made a run faster, with the simulator's estimate.
+    """Say which changes would have made a run faster, with the simulator's estimate of each.
 
     RUN.JSON is the output of `monarch run --json`, or of `monarch status --json --history`; - is
     standard input.

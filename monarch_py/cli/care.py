@@ -31,8 +31,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the first two columns [characters]: the lengths of the longest level, and of the
-# longest name of an examined thing.
+# Widths of the columns for a finding's `level` and `what` [characters]: the lengths of the longest
+# texts in them.
 WIDTHS = (7, 15)
 # The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20
@@ -160,8 +160,8 @@ def sweep(stop: bool) -> None:
     """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
 
     Persistent tiers keep their copies. Shared memory and copies that a running daemon uses stay,
-    unless --stop ends the daemon: a batch system's epilog does that after a user's last job.
-    Exits with 1 if something could not be removed.
+    unless --stop ends the daemon. A batch system's epilog can run `monarch sweep --stop` after a
+    user's last job. Exits with 1 if something could not be removed.
     """
     swept = sweep_node(stop=stop)
     for problem in swept.problems:

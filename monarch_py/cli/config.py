@@ -58,9 +58,9 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
 def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """Show each value of the configuration, and where it comes from.
 
-    The defaults come first, then the site's file, the user's file, the environment (MONARCH_SOURCE)
-    and the command line. Each key has its value from the last of these that has the key. The
-    command does not check whether the values work on this node.
+    A value can come from the defaults, the site's file, the user's file, the environment
+    (MONARCH_SOURCE) or the command line. If several of these give a key a value, the last one
+    counts. The command does not check whether the values work on this node.
     """
     from monarch_py.config.shown import values
 

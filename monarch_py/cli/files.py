@@ -81,8 +81,9 @@ def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -
 def evict(config_file: Path, paths: tuple[str, ...]) -> None:
     """Drop the copies of files, and of all files below directories, on this node.
 
-    Other files can then use the room. A program that reads such a file gets it from the source, and
-    the file is copied again if there is room. Exits with 1 if a PATH stands for no file.
+    Other files can then use the room. A program that reads one of the files gets it from the
+    source, and the file is copied again if there is room. Exits with 1 if a PATH stands for no
+    file.
     """
     named = NamedFiles(SessionDir.of(config_file), list(paths))
     dropped, size = named.evict()

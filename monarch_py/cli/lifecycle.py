@@ -140,7 +140,7 @@ def _job_report(outcome: Outcome) -> dict[str, Any]:
 alone_option = click.option(
     "--alone",
     is_flag=True,
-    help="Start only this process's daemon, even if mpiexec or srun has started several.",
+    help="Start only this process's daemon, even if mpiexec or srun has started several processes.",
 )
 
 
@@ -241,7 +241,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    if node.process is not None:  # otherwise the daemon ran already, and another step waits for it
+    if node.process is not None:  # otherwise the daemon ran already, and its starter waits for it
         wait_for(node.process, SessionDir.of(config_file))
 
 

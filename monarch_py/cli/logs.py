@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 
 @click.command(
-    short_help="Print the log of the daemon, and of the one before it.",
+    short_help="Print the logs of the daemon and of the previous daemon.",
     epilog=examples("monarch logs", "monarch logs -n 50"),
 )
 @served_config_option
@@ -33,8 +33,8 @@ INTERRUPTED = 130
     "-n",
     "--lines",
     type=click.IntRange(min=0),
-    help="Print only this many lines at the end of each log.  [default: all of this daemon's log,"
-    f" {LINES_BEFORE} of the one before]",
+    help="Print only this many lines at the end of each log.  [default: all lines of the daemon's"
+    f" log, {LINES_BEFORE} lines of the previous daemon's log]",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:

@@ -14,8 +14,9 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept any name: one that is not valid text, and one
-    with characters that the stream's encoding lacks. Call it once, before anything is written."""
+    """Makes standard output and standard error accept every name, even a name that is not valid
+    text or has characters that the stream's encoding lacks. Call it once, before anything is
+    written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -135,7 +135,7 @@ def _print_dashboard(context: click.Context, _parameter: Any, is_asked: bool) ->
     "--every",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="Write the file at this interval until Ctrl-C.",
+    help="With --textfile: write the file again at this interval until Ctrl-C.",
 )
 def metrics(
     config_file: Path,
@@ -146,8 +146,8 @@ def metrics(
 ) -> None:
     """Give the daemon's counters to Prometheus: print them once, or serve them until Ctrl-C.
 
-    Only this user can use the Unix socket. Any user of this machine can read the port of the
-    loopback device; no metric contains a path.
+    Only you can read the metrics from the Unix socket. Any user of this machine can read them from
+    the port. No metric contains a path.
     """
     ways = [name for name, given in (("--socket", socket_file), ("--port", port)) if given]
     if len(ways) + (textfile is not None) > 1:
@@ -155,7 +155,7 @@ def metrics(
     if every is not None and textfile is None:
         raise click.UsageError("--every says how often a file is written; give --textfile too")
     session = SessionDir.of(config_file)
-    DaemonConnection(session).ask("status")  # a wrong configuration is reported now
+    DaemonConnection(session).ask("status")  # raises an error now if no daemon serves
 
     def ask() -> dict[str, Any] | None:
         try:

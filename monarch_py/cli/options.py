@@ -28,8 +28,8 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
         raise no_configuration()
     file = with_rank(value)
     # Report a missing file now, with two exceptions. Under a launcher every rank would report it,
-    # so `bring_up` reports it once for all. If the session still exists, its daemon can be stopped
-    # and its log read without the file.
+    # so `bring_up` reports it once for all ranks. If the session still exists, its daemon can be
+    # stopped and its log read without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why it cannot be read
     return file
@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. This is the site's if its daemon
-    runs on this node, or if no daemon of this user does; otherwise it is the configuration of this
-    user's only daemon here. Raises ConfigError if there is no such configuration, or if several
-    daemons run."""
+    """Returns the configuration to use if the user names none. If this user has no daemon on this
+    node, or has one that serves the site's configuration, this is the site's configuration.
+    Otherwise it is that of the user's only daemon here. Raises ConfigError if there is no such
+    configuration, or if several daemons run."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -130,9 +130,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does. If it uses the tiers of another file, such as the
-    site's, makes it use the session of that file too (`link_session`). If a killed daemon has left
-    a session of the configuration's own, sweeps that session first."""
+    """Loads the configuration as `checked` does. If the configuration uses the tiers of another
+    file, such as the site's, first sweeps the configuration's own session, which a killed daemon
+    may have left. Then makes the configuration use the other file's session (`link_session`)."""
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():

@@ -41,12 +41,16 @@ def _needed(value: Any, option: str, kind: str) -> Any:
 @click.option(
     "--pattern",
     multiple=True,
-    help="Files below ROOT to index; not for image_folder.  [default: depends on KIND]",
+    help="Unless KIND is image_folder: which files below ROOT to index.  [default: depends on"
+    " KIND]",
 )
-@click.option("--dataset", help="The dataset whose rows are the samples; for hdf5.")
-@click.option("--record-bytes", type=int, help="Size of a record; for fixed.")
+@click.option("--dataset", help="If KIND is hdf5: the dataset whose rows are the samples.")
+@click.option("--record-bytes", type=int, help="If KIND is fixed: the size of a record.")
 @click.option(
-    "--header-bytes", type=int, default=0, help="Bytes before the first record; for fixed."
+    "--header-bytes",
+    type=int,
+    default=0,
+    help="If KIND is fixed: the number of bytes before the first record.",
 )
 def index(
     *,

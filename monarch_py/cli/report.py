@@ -24,7 +24,8 @@ run_argument: Callable[[Any], Any] = click.argument(
 epochs_option: Callable[[Any], Any] = click.option(
     "--epochs",
     type=click.IntRange(1, 1000),
-    help="Number of epochs of the run.  [default: from its plan, or opens divided by files]",
+    help="Number of epochs of the run.  [default: from its plan; without a plan, the number of"
+    " opens divided by the number of files]",
 )
 compute_option: Callable[[Any], Any] = click.option(
     "--compute",

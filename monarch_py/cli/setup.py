@@ -98,8 +98,8 @@ def init(output: Path, datasets: tuple[Path, ...]) -> None:
     """Write a first configuration, for the directories DATASET, by looking at this node.
 
     Its tiers are the node's memory and local disks, with quotas from the space that is free
-    now. Where the site's configuration has tiers, the new file has none. Run it where the job will
-    run, and read the file before you use it.
+    now. If the site's configuration has tiers, the new file has none. Run this command on a node
+    where the job will run, and read the file before you use it.
     """
     from monarch_py.commands.first_config import first_configuration
 

@@ -47,7 +47,9 @@ def _scenario_file(given: str) -> Path:
     "-p", "--policy", "policies", multiple=True, help="Simulate only this policy; may be repeated."
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw times and origins of bytes to this file."
+    "--plot",
+    type=click.Path(path_type=Path),
+    help="Save a picture of the times, and of where the bytes come from, to this file.",
 )
 @click.option("--list", "lists", is_flag=True, help="List the policies and the scenarios.")
 @as_json
@@ -178,7 +180,7 @@ def _number(value: float) -> str:
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
-    """Measure this machine's tiers and source, as a scenario for `monarch simulate`."""
+    """Measure this machine's tiers and source, and write a scenario for `monarch simulate`."""
     from monarch_py.commands import calibrate as measuring
 
     config = checked(config_file)
@@ -200,4 +202,6 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
             output.write_text(text)
         except OSError as error:
             raise MonarchError(f"{output} cannot be written: {error}; name another file") from None
-        click.echo(f"wrote {output}; fill in its lines with a question mark before you simulate it")
+        click.echo(
+            f"wrote {output}; before you simulate it, fill in the lines that have a question mark"
+        )

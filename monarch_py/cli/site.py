@@ -59,8 +59,8 @@ def source() -> None:
 def add(config_file: Path, paths: tuple[str, ...]) -> None:
     """Add the datasets PATH to the daemon that runs, for all jobs that use it.
 
-    They share the quotas of the tiers, and stay until the daemon ends. `monarch run` and `monarch
-    start` add the sources of their configuration by themselves.
+    The datasets share the quotas of the tiers, and stay until the daemon ends. `monarch run` and
+    `monarch start` add the sources of their configuration by themselves.
     """
     named = tuple(Path(os.path.abspath(path)) for path in paths)
     config = to_serve(config_file, named)

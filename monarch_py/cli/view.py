@@ -176,7 +176,7 @@ def status(
     if show_all:
         if show_open or show_history:
             only = "--open" if show_open else "--history"
-            raise click.UsageError(f"{only} shows only the node on which it runs; leave out --all")
+            raise click.UsageError(f"{only} can show only this node; leave out --all")
         found = connection.ask("all")
         if as_json:
             click.echo(json.dumps(found, indent=2))

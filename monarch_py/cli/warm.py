@@ -167,7 +167,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
     help="Also read paths from LIST, one per line; - is stdin.",
 )
 @click.option("-0", "--null", is_flag=True, help="The paths in LIST end with NUL, not newlines.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as everything is ordered.")
+@click.option("--no-wait", is_flag=True, help="Order the copies, and do not wait for them.")
 @click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be copied.")
 @as_json
 @click.argument("paths", metavar="[PATH ...]", nargs=-1)

@@ -36,7 +36,7 @@ class LocalNode:
     """This rank's node.
 
     record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
-    began : on rank 0, when `scan` began, on time.monotonic() [s]
+    began : on rank 0, the time at which `scan` began, on time.monotonic() [s]
     process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
         None until this rank has started the daemon
     """
@@ -95,7 +95,7 @@ class LocalNode:
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
         """Starts the daemon with rank 0's list of the sources. Returns the problems that the daemon
-        reports (`ipc.connection.troubles`)."""
+        reports, as `ipc.connection.troubles` does."""
         _check_record(self._config, read_record(record), cluster.members[0].name)
         fd = written(record)
         try:
@@ -120,7 +120,7 @@ class LocalNode:
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
         """Starts the daemon at the address by which the other daemons know it. The daemon lists the
-        sources itself. Returns the problems that the daemon reports (`ipc.connection.troubles`).
+        sources itself. Returns the problems that the daemon reports, as `start` does.
 
         name, roots : name of a node whose daemon runs, and the `roots` of that node
         """
@@ -174,7 +174,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         hint = (
             "free the port"
             if not silent
-            else f"the daemon of {silent} there does not answer: end it"
+            else f"the daemon there ({silent}) does not answer: end it"
         )
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"

@@ -43,7 +43,7 @@ class Ranks:
             )
 
     def meet(self) -> None:
-        """Returns when all ranks have called `meet`."""
+        """Waits until all ranks have called `meet`."""
         request, pause = self._comm.Ibarrier(), FIRST_PAUSE_S
         while not request.Test():
             time.sleep(pause)

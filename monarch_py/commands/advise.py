@@ -46,7 +46,7 @@ def load_dataset(named: str) -> Any:
     is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
     dataset = found if is_dataset or not callable(found) else found()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ConfigError(f"dataset: {named} has no samples by number; name one with dataset[i]")
+        raise ConfigError(f"dataset: {named} lacks len() or [i]; name a dataset that has both")
     return dataset
 
 

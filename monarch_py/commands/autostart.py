@@ -36,7 +36,7 @@ def main() -> None:
     killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    is_started = True  # a failed start counts too, because the next one would probably fail as well
+    is_started = True  # a failed start is not taken back: the next one would probably fail too
     try:
         is_started = start(config_file, opened)
     except (MonarchError, OSError) as error:

@@ -136,7 +136,7 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """Yields a temporary directory in the tier, for files of `size` bytes together. Raises
+    """Yields a temporary directory in the tier, for files that together have `size` bytes. Raises
     TierError unless twice as many bytes are free."""
     needed = 2 * size
     try:

@@ -24,8 +24,8 @@ PLACES = ("local", "remote", "source")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file
-    (Timeline).
+    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file,
+    as in Timeline.
 
     frequency : (most + 1,) int64; frequency[n] is how many units the node accesses n times, and
         `most` is the largest such n
@@ -56,8 +56,8 @@ class Figures:
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
-    daemons choose them: by how often each node uses a unit, or by a hash of the unit if there are
-    too many nodes and units for that. If a part of the plan gives samples to the nodes that hold
+    daemons choose them: by how often each node uses a unit or, if these numbers would take too
+    much memory, by a hash of the unit. If a part of the plan gives samples to the nodes that hold
     them, each unit of that part belongs to the first of the unit's holders.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything

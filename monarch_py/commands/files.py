@@ -26,8 +26,9 @@ class FilePlace:
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : "" for a file that has a copy. For another file: "filling", "wanted", "unknown", the
-        reason why the source serves it, as `bypass` in docs/status.md, or "" if there is none
+    why : "" for a file that has a copy. For another file: "filling", "wanted" or "unknown"; else
+        the reason why the source serves the file, as `bypass` in docs/status.md; "" without a
+        reason
     """
 
     path: str

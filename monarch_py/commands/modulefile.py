@@ -6,8 +6,8 @@ from pathlib import Path
 from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
-# The directory of an installation that contains only the command `monarch`. The modulefile puts it
-# into PATH instead of `bin`, which may also contain an interpreter and other commands that would
+# A directory below the installation's prefix, with the command `monarch` alone. The modulefile puts
+# it into PATH instead of `bin`, which may also contain an interpreter and other commands that would
 # hide those of the user.
 COMMANDS = Path("share/monarch/bin")
 

@@ -181,7 +181,8 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                if self.shares.daemon() != serving:  # `users` names no daemon, or a dead one
+                # If the file `users` does not name this daemon, no run may end it.
+                if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
                     self.connection.ask("job")

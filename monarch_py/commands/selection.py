@@ -233,8 +233,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists the directories with these catalog entries again, and adds to `unknown` the files
-        below them that the catalog lacks."""
+        """Lists again the directories that have these catalog entries, and adds to `unknown` the
+        files below them that the catalog lacks."""
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source][0]

@@ -87,7 +87,8 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     its source file. Removes the copies that are not good.
 
     If a daemon serves, its copies are checked, and the daemon drops the bad ones. Otherwise the
-    copies on persistent tiers are checked. Raises TierError if another daemon holds such a tier.
+    copies on persistent tiers are checked. Raises TierError if another daemon holds one of these
+    tiers.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)

@@ -21,8 +21,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# The most entries in one order. The daemon takes requests of at most 1 MiB, and JSON needs 10
-# bytes for an entry: 8 digits, a comma and a space.
+# The most entries in one request for copies. The daemon takes requests of at most 1 MiB, and JSON
+# needs 10 bytes for an entry: 8 digits, a comma and a space.
 ORDER = 65536
 # The most directories in one request, so that the request stays below 1 MiB: a path of 4 KiB that
 # is not valid text takes 24 KiB in JSON.
@@ -31,8 +31,9 @@ DIRECTORIES = 32
 # other commands wait during the request.
 LOOKS = 64
 # The least pause between two looks at the catalog [s]. The pause is longer if the looks would keep
-# a processor busy for more than a tenth of the time. Only processor time counts. The time for which
-# the command waits for the daemon's answers does not, because copies may be complete by then.
+# a processor busy for more than a tenth of the time. Only processor time counts: if waiting for the
+# daemon's answers counted too, one slow answer would delay the next look, although by then all
+# copies may be complete.
 LOOK_S = 0.1
 
 
@@ -134,7 +135,7 @@ class Warm:
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
         """Orders copies of the chosen files. Returns when all copies that can be made are there;
-        without `wait`, when all files are known and ordered.
+        without `wait`, when all files are known and their copies are ordered.
 
         show : called with the progress several times a second
 

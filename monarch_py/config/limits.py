@@ -23,8 +23,8 @@ def within_limits(config: Config, top: Spot) -> Config:
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration, in which a key without a written value has the site's limit as its
-    value. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
+    """Returns the configuration with the site's limit as the value of each key for which no value
+    is written. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -75,7 +75,7 @@ def _check_quotas(config: Config, top: Spot) -> None:
                 left = most - (taken - tier.quota_bytes)
                 raise at.of("max_storage_quota").error(
                     f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
-                    f" site's limits leave in {str(directory)!r} and on its file system",
+                    f" site's limits allow in {str(directory)!r} and on its file system",
                     _hint(format_size(left)) if left > 0 else f"remove this level, {ASK}",
                 )
 

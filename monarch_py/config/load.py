@@ -254,8 +254,8 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
         )
     if quota < block:
         spot.warn(
-            f"{format_size(quota)} has no room for any copy, which takes {format_size(block)} or"
-            " more; give it a larger size"
+            f"{format_size(quota)} is too small for any copy, because a copy takes at least"
+            f" {format_size(block)}; write a larger size"
         )
 
 
@@ -308,9 +308,10 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuses a path that is not a directory; one directory that is named as two tiers or as two
-    sources; and a source that contains, lies in, or is another source, a tier or the staging area.
-    The staging area may share a mount point with a tier, because it has its own directory there.
+    """Refuses a path that is not a directory, and a directory that is named for two tiers. Also
+    refuses a source that is the same directory as another source, a tier or the staging area, that
+    contains one of these, or that lies in one. The staging area may share a mount point with a
+    tier, because it has its own directory there.
 
     Call this before the other checks of a tier: if the user has named a source as a tier, the hints
     of those checks would lead the user to make the source writable.

@@ -155,7 +155,9 @@ def _refuse_hopeless(glob: str) -> None:
     if not glob:
         raise ValueError("a pattern is empty")
     if glob.startswith("/"):
-        raise ValueError(f"the pattern {glob!r} begins with '/', but paths are below the source")
+        raise ValueError(
+            f"the pattern {glob!r} begins with '/', but must match a path relative to the source"
+        )
     if glob.endswith("/"):
         raise ValueError(f"the pattern {glob!r} names a directory, but only files are compared")
     if any(part in ("", ".", "..") for part in glob.split("/")):

@@ -101,7 +101,7 @@ AnyFile = Annotated[Path, file("write its name")]
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig(Keys):
-    """A directory tree that holds a dataset, and the choice of its files that are copied.
+    """A directory tree that holds a dataset, and which of its files are copied.
 
     path : the root of a dataset
     real_path : the same without symbolic links
@@ -109,7 +109,7 @@ class SourceConfig(Keys):
     exclude : files not to copy, even if `include` selects them
     min_size : smaller files are not copied
     max_size : larger files are not copied
-    pack : a tar of the files, made by `monarch pack`, from which one read brings many copies, see
+    pack : a tar of the files, made by `monarch pack`; one read of the tar gives many copies, see
         [Packs](packs.md)
     """
 
@@ -155,9 +155,9 @@ class PeersConfig(Keys):
     interface : the network interface whose first address is used
     address : the address itself, instead of `interface`
     port : the port to listen on; 0 means any free port
-    fetch : from where to read a file that another node has: from the faster of that node and the
-        source, or from the source only if the node fails, see
-        [Between nodes](peers.md#the-fastest-place)
+    fetch : where to read a file that another node has: with `fastest`, at that node or at the
+        source, whichever is faster; with `holders`, at that node, and at the source only if the
+        node fails, see [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -212,8 +212,8 @@ class StagingArea(Keys):
 class Limits(Keys):
     """Limits on the configurations of a site's users. Only the site's configuration may have them.
 
-    max_storage_quota : for each directory, the largest sum of the quotas of all tiers of a
-        configuration that are below it or on its file system
+    max_storage_quota : for each directory, the largest allowed sum of the quotas of those tiers
+        that lie below the directory or on its file system
     shared_tpool_size : the largest allowed `shared_tpool_size`
     scan_rate : the largest allowed `scan_rate`, and its default
     bandwidth : the largest allowed `bandwidth` of `source_limits`, and its default
@@ -240,7 +240,8 @@ class Tuning(Keys):
     handover_size : a file of at most this size that has no copy is read at the source by the
         program, and the daemon makes the copy through the program's descriptor; with `0` the daemon
         reads all files itself
-    promote_mappings : replace live mappings of a file by mappings of its copy once it is complete
+    promote_mappings : replace live mappings of a file by mappings of its copy once the copy is
+        complete
     balance_ranks : ranks that miss more often than the others get a larger share of the fill
         threads, see [Ranks of a node](#ranks-of-a-node)
     """
@@ -265,7 +266,7 @@ class Config(Tuning):
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
     staging : a small area for copies that are dropped after use, see
         [`staging`](#staging-copies-that-come-and-go)
-    block_size : the size of one read from the source; `max` is the default
+    block_size : the size of one read from the source; `max` means the default
     shared_tpool_size : the largest number of files and blocks that are copied at the same time
     scan : list everything in the background, or only the directories that programs read, see
         [the scan](#the-scan)
@@ -302,8 +303,8 @@ class Config(Tuning):
         "has_shareable_file_descriptors": "descriptors are always the program's own",
         "storage_sync_timeout": "programs never wait for a tier to be synchronised",
         "rate_limiter": "see source_limits",
-        "metadata_container": "epochs and shuffling need no description; for its regex, give a"
-        " source an 'include'",
+        "metadata_container": "epochs and shuffling need no description; instead of its regex,"
+        " give a source an 'include'",
         "home_dir": "nothing is written outside the tiers and the runtime directory",
         "debug": "see 'monarch status' and the daemon's log",
         "profiler": "statistics are always kept, see 'monarch status'",

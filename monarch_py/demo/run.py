@@ -190,7 +190,7 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # the training has died; its exit status explains more
+                # If the training has died, its exit status, read below, explains more.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
@@ -277,7 +277,7 @@ def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Tabl
     is_plain : whether to leave out the lines of a box, for a file or a pipe
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
-    of_source = ", and what of it reaches the source" if counted else ""
+    of_source = ", and how much of that reaches the source" if counted else ""
     table = Table(title=f"What an epoch costs{of_source}")
     if is_plain:
         table.box, table.pad_edge, table.title_justify = None, False, "left"

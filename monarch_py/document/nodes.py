@@ -168,7 +168,7 @@ def _read_text(document: Document, kind: str) -> str:
 def _not_yaml(document: Document, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "it cannot be parsed"
-    if problem == NO_COLON:  # the problem's mark is after that line
+    if problem == NO_COLON:  # `problem_mark` is after the line that lacks the colon
         mark = error.context_mark or mark
     if "'\\t'" in problem:
         problem, hint = "a tab is not allowed here", "indent with spaces instead of tabs"

@@ -1,1 +1,1 @@
-"""The data that processes of a node share: a session's segments, catalog and daemon's socket."""
+"""What processes of a node share: a session's segments and catalog, and the daemon's socket."""

@@ -47,7 +47,8 @@ def id_of(path: Path | int) -> FileId | None:
 
 
 def shm_root() -> Path:
-    """Returns the directory for shared memory; $MONARCH_SHM replaces /dev/shm (containers, tests).
+    """Returns the directory for shared memory: $MONARCH_SHM if it is set, as in some containers and
+    in tests; otherwise /dev/shm.
 
     Raises SessionError if its path is longer than the preload library accepts.
     """
@@ -182,7 +183,8 @@ def served_configurations() -> list[Path]:
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
-    # A daemon holds the locks of its session and of its staging area.
+    # A daemon may be found twice, by the lock of its session and by that of its staging area. So
+    # duplicates are removed.
     return sorted({Path(holder.config) for holder in holders if holder and holder.config})
 
 
@@ -337,9 +339,9 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Forgets when the library has started daemons, so that it may start them again. The
-        library starts only a few daemons in ten minutes, because something may kill each of them.
-        Call this when a daemon ends properly."""
+        """Forgets the times at which the library has started daemons, so that the library may start
+        daemons again. The library starts only a few daemons in ten minutes, because something may
+        kill each of them. Call this when a daemon ends properly."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

@@ -4,7 +4,7 @@ Each side proves that it knows the secret, which node it is, and which node it w
 secret itself is never sent.
 
     server -> client   GREETING, 32 random bytes s
-    client -> server   GREETING, 32 random bytes c, one byte p: the connection's purpose,
+    client -> server   GREETING, 32 random bytes c, the connection's purpose p (one byte),
                        the client's rank i, the rank j that it wants to reach,
                        HMAC-SHA256(secret, "client" t)
     server -> client   the server's rank,

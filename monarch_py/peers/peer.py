@@ -50,7 +50,7 @@ class Peer:
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # number of failures since the start
-        self._failed_ns = 0  # when the last failure was reported, on CLOCK_MONOTONIC as in C
+        self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
         # The reason for the pause. The pause continues even if another thread's exchange succeeds.
         self._pause_status = PeerStatus.CUT
@@ -98,9 +98,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : when the exchange began, on CLOCK_MONOTONIC. A failed exchange that had begun
-            before the last recorded failure belongs to the same incident, even if it ended much
-            later, and is not counted again
+        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. A failed exchange that
+            had begun before the last recorded failure belongs to the same incident, even if it
+            ended much later, and is not counted again
         """
         with self._lock:
             if status == PeerStatus.OK:

@@ -61,8 +61,8 @@ class PeerServer(ABC):
     MemoryError if no thread can be started.
 
     party : this node
-    listener : socket to which the other nodes connect (`listen`). Once the constructor has
-        succeeded, the server owns the socket
+    listener : socket to which the other nodes connect, as `listen` makes it. Once the constructor
+        has succeeded, the server owns the socket
     status : a function that returns this node's status, for peers that ask for it; it is called in
         separate threads
     """

@@ -25,7 +25,8 @@ _attributes = ctypes.create_string_buffer(STATX_BYTES)
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
-    answer. If no process or descriptor is left to probe a path, the path is not returned either."""
+    answer. A path that cannot be probed, for lack of a process or a descriptor, is not returned
+    either."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -43,7 +44,7 @@ def hanging(paths: Sequence[Path]) -> list[Path]:
 
 def _ask(path: Path) -> tuple[int, int] | None:
     """Starts a child that probes `path`. Returns the child's pid, and a pipe that becomes readable
-    when the child is done; None if no process or descriptor is left."""
+    when the child is done; None if the child or the pipe cannot be made."""
     try:
         answer, end = os.pipe2(os.O_CLOEXEC)
     except OSError:

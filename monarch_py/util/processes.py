@@ -19,7 +19,7 @@ REAP_LIMIT_S = 0.5
 
 
 def boot_id() -> str:
-    """Returns what names this boot of the machine; '' if the kernel does not tell."""
+    """Returns the kernel's identifier of this boot; '' if the kernel does not provide it."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -58,9 +58,9 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns when the process was started [clock ticks since boot]. This time distinguishes the
-    process from a later one with the same PID. Returns None once the process has ended, whether it
-    was reaped or not."""
+    """Returns the time at which the process was started [clock ticks since boot], which
+    distinguishes the process from a later one with the same PID. Returns None once the process has
+    ended, whether it was reaped or not."""
     # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -94,7 +94,8 @@ def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: boo
     """One of ours that is stopped still holds its session."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
-    hint = f"the daemon of process {os.getpid()} there does not answer: end it" if is_ours else "fr"
+    silent = rf"the daemon there \(process {os.getpid()}\) does not answer: end it"
+    hint = silent if is_ours else "fr"
     try:
         with listen("127.0.0.1") as held:
             host, port = held.getsockname()[:2]

@@ -220,7 +220,7 @@ def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layer
         mounts.tmpfs("other", 16 << 20)
         text = "sources: [@/pfs]\n" + LEVEL.format("4MiB")
         refused = layered.refusal(text.replace("@/ssd2", "@/ssd/user"))
-        assert "4 MiB is more than the 3 MiB that the site's limits leave in " in refused
+        assert "4 MiB is more than the 3 MiB that the site's limits allow in " in refused
         (tier,) = layered.load(text.replace("@/ssd2", "@/other")).tiers
         assert tier.quota_bytes == 4 << 20
 

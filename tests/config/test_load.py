@@ -306,7 +306,7 @@ def test_a_quota_below_one_block_is_warned_of(
     assert len(config.warnings) == warned
     for warning in config.warnings:
         assert warning.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
-        assert "has no room for any copy, which takes 4 KiB or more" in warning
+        assert "is too small for any copy, because a copy takes at least 4 KiB" in warning
 
 
 def test_a_file_system_without_a_bound_takes_any_quota(
