@@ -105,8 +105,10 @@ class Index:
 
     @classmethod
     def unnamed(cls, samples: int, size: int = 0) -> "Index":
-        """Returns an index for a dataset of files that each hold one sample, if only their number
-        and perhaps their mean size [bytes] are known."""
+        """Returns the index of files whose names are not known. Each file is one sample.
+
+        size : the mean size of a file [bytes]; 0 if it is not known
+        """
         return cls(
             "unnamed",
             "",
