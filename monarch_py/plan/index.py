@@ -181,7 +181,8 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """Returns the fields that are not None as arrays, by name, for `save_arrays`."""
+        """Returns the fields as arrays, by name, for `save_arrays`. Leaves out fields that are
+        None."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()

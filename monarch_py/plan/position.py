@@ -129,7 +129,7 @@ class _Progress:
     @property
     def is_ending(self) -> bool:
         # The end of a run is its last two windows, because the front lags behind. In a short run,
-        # the end is half of the run.
+        # the end is the last half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -399,7 +399,7 @@ class PositionEstimator:
         observations as are needed for `accesses` accesses.
 
         Returns one item for all units, and one for the units in runs of the node. An item that
-        proves nothing is left out. The list is empty if fewer accesses are known.
+        proves nothing is left out. The list is empty if fewer than `accesses` accesses are known.
         """
         if self.weighed < accesses:
             return []

@@ -79,7 +79,7 @@ class SamplerKeys(Keys):
     SAMPLERS.
 
     kind : the kind of sampler
-    seed : the seed of its generator
+    seed : the seed of the sampler's generator
     shuffle : DistributedSampler's argument
     drop_last : DistributedSampler drops the tail; otherwise it repeats samples from the head
     set_epoch : the training calls `set_epoch`

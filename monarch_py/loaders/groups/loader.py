@@ -60,7 +60,7 @@ Asked = tuple[Run, int, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The epoch that is expected next. The reading process may know its first groups already.
+    """The epoch that is expected next. Its first groups may have been asked for already.
 
     groups : all groups of the epoch;  asked : the groups that the process was asked for
     runs : the groups that it was not asked for yet
@@ -132,7 +132,7 @@ class GroupLoader:
         self.form = form_of(dataset)
         if self.form is None:
             raise ConfigError(
-                f"dataset: {type(dataset).__name__} has no read_into, or it does not read"
+                f"dataset: {type(dataset).__name__} has no read_into, or one that does not read"
                 " dataset[i]; give a RecordDataset, and change samples in collate"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
