@@ -24,8 +24,8 @@ SAMPLERS: dict[str, Any] = {
 
 
 def loader_to(loader: Loader, prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """Returns a loader as JSON types. Adds its sampler's arrays to `arrays`, under names that begin
-    with `prefix`."""
+    """Returns a loader as JSON types, without its arrays. Adds these to `arrays`, under names that
+    begin with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):

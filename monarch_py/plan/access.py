@@ -16,7 +16,8 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# The position of a use that never happens; larger than every real position (MONARCH_PLAN_NEVER).
+# The position of a use that never happens; larger than every real position. The same number as
+# MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
 # At most this many rows are copied into contiguous memory at a time.
@@ -59,9 +60,9 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Returns the frequencies and first uses of a node (all its ranks together). Only the accesses
-    from batch `batch` of epoch `epoch` on count. Raises ConfigError for a node or batch that does
-    not exist."""
+    """Returns the frequencies and first uses of a node (all its ranks together). Accesses
+    before batch `batch` of epoch `epoch` do not count. Raises ConfigError for a node or batch that
+    does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -115,7 +116,7 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
     mean; 0 without accesses.
 
     If it is near 0, a policy that exploits differences between units gains nothing. It is near 0 if
-    the units are files of many samples, because these are all accessed equally often.
+    the units are files of many samples, because all such files are accessed about equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0

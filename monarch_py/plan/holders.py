@@ -2,7 +2,7 @@
 
 The accesses of all nodes together do not fit into memory. So the units are processed in passes,
 each with as many units as fit into memory together with their accesses. Each pass draws the orders
-of all epochs again, to collect these accesses. So the result is exact.
+of all epochs again, to collect these accesses. No access is left out, so the result is exact.
 """
 
 from collections.abc import Iterator

@@ -105,8 +105,10 @@ class Index:
 
     @classmethod
     def unnamed(cls, samples: int, size: int = 0) -> "Index":
-        """Returns an index for a dataset of files that each hold one sample, if only their number
-        and perhaps their mean size [bytes] are known."""
+        """Returns the index of files whose names are not known. Each file is one sample.
+
+        size : the mean size of a file [bytes]; 0 if it is not known
+        """
         return cls(
             "unnamed",
             "",
@@ -179,7 +181,8 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """Returns the fields that are not None as arrays, by name, for `save_arrays`."""
+        """Returns the fields as arrays, by name, for `save_arrays`. Leaves out fields that are
+        None."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()

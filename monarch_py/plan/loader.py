@@ -130,22 +130,23 @@ class Loader:
 
     @property
     def per_rank(self) -> int:
-        """The number of rows of an epoch. It is the largest number of accesses of any rank, and
-        ranks with fewer accesses are padded with NONE at their end. With `solar`, each step has
-        `rows_per_step` rows instead, and is padded at its end."""
+        """The number of rows of an epoch: the largest number of accesses of any rank. A rank with
+        fewer accesses is padded with NONE at the end of the epoch. With `solar`, each step has
+        `rows_per_step` rows, and a rank is padded at the end of each step."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
     def ahead(self) -> int:
-        """The number of batches that workers may prepare beyond the one that training waits for."""
+        """The number of batches that workers may prepare beyond the one that the training waits
+        for."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
-        possibly a view of `order`. Column r holds the samples of rank r in the order of access,
-        padded with NONE (`per_rank`)."""
+        possibly a view of `order`. Column r has the samples of rank r in the order of access. It is
+        padded with NONE as `per_rank` says."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])

@@ -129,7 +129,7 @@ class _Progress:
     @property
     def is_ending(self) -> bool:
         # The end of a run is its last two windows, because the front lags behind. In a short run,
-        # the end is half of the run.
+        # the end is the last half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -336,9 +336,9 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Returns (n,) which of these units were seen a short time ago.
 
-        alone : True if no job of another plan reads the same files. The previous run is then
-            ignored once this run is under way, because all units near the previous run's end are
-            recognised, and in a short run these are most units
+        alone : True if no job of another plan reads the same files. Units of the previous run are
+            then not recognised once this run is under way. Otherwise all units near the previous
+            run's end would be recognised, and in a short run these are most units
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -399,7 +399,7 @@ class PositionEstimator:
         observations as are needed for `accesses` accesses.
 
         Returns one item for all units, and one for the units in runs of the node. An item that
-        proves nothing is left out. The list is empty if fewer accesses are known.
+        proves nothing is left out. The list is empty if fewer than `accesses` accesses are known.
         """
         if self.weighed < accesses:
             return []
@@ -434,10 +434,10 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that another thread may call. The function returns two arrays (units,)
-        for the state at the time of this call: the number of accesses until the next use of each
-        unit, and until the use after that one. An element is NOT_SOON if neither the rest of this
-        run nor the next run has such a use."""
+        """Returns a function that another thread may call later. The function returns two arrays
+        (units,) for the state that the estimator has now: the number of accesses until the next use
+        of each unit, and until the use after that one. An element is NOT_SOON if neither the rest
+        of this run nor the next run has such a use."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

@@ -75,22 +75,22 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers. A kind has those keys that are fields of its class
-    (SAMPLERS).
+    """The keys of all kinds of samplers. A kind has those keys that are fields of its class in
+    SAMPLERS.
 
     kind : the kind of sampler
-    seed : the seed of its generator
+    seed : the seed of the sampler's generator
     shuffle : DistributedSampler's argument
     drop_last : DistributedSampler drops the tail; otherwise it repeats samples from the head
     set_epoch : the training calls `set_epoch`
     replacement : a sample may be drawn several times
     num_samples : samples drawn in an epoch
     loader_draws : when a DataLoader draws from the sampler's own generator
-    loader : a DataLoader, which draws from the global generator first, uses the sampler
+    loader : a DataLoader uses the sampler, and draws from the global generator first
     state : the bytes of `torch.get_rng_state()`
     indices : sample numbers: `.npy`, or text with one number a line
     weights : a weight for each sample: `.npy`, or text with one weight a line
-    generator : the generator of NumPy that draws
+    generator : NumPy's generator, with which the orders are drawn
     method : a new permutation in each epoch, or the last order shuffled again
     reseed : the generator is seeded in each epoch, with seed + epoch
     buffer_size : argument of tf.data's shuffle
@@ -102,7 +102,7 @@ class SamplerKeys(Keys):
         them
     seed_step : difference between the seeds of consecutive ranks
     initial_fill : DALI's argument: the size of its buffer
-    reshuffle : `reshuffle_each_iteration`
+    reshuffle : argument `reshuffle_each_iteration` of tf.data's shuffle
     group : samples in a group of GroupShuffle
     """
 
@@ -191,7 +191,7 @@ class PlanKeys(Keys):
 
 def read_plan(path: Path) -> Plan:
     """Returns the plan that a plan.yaml describes. Raises ConfigError, which names file, line and
-    key, if the description is not that of a valid plan."""
+    key, if the file does not describe a valid plan."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     keys, at = read_as(node, top, PlanKeys), top.of("parts")
     if not keys.parts:

@@ -18,7 +18,7 @@ from monarch_py.plan.timeline import Section
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # Groups that a GroupLoader reads ahead: as many as it has buffers.
 AHEAD_GROUPS = 2
-# How many places are kept of the last accesses that fitted. The front is set so that the lowest
+# The places of this many of the last fitting accesses are kept. The front is set so that the lowest
 # quarter of these places lies before it.
 RECENT = 32
 # How many planned accesses may have happened for each access that was seen.

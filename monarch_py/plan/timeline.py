@@ -132,8 +132,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """Returns, for each part that is distributed by holders, (n,) its units, and (n, any) the
-        nodes that hold each unit, padded with NONE."""
+        """Returns two arrays for each part that is distributed by holders: its units, (n,), and the
+        nodes that hold each unit, (n, any), padded with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:

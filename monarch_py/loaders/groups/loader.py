@@ -1,8 +1,7 @@
 """GroupLoader: reads groups of neighbouring samples ahead (Lee and others, 2021, section III).
 
-A full shuffle of small samples needs a request for each sample. A group is many samples that lie
-one after the other, and is read at once. Groups come in random order, and so do the samples within
-a group.
+A full shuffle of small samples needs a request for each sample. A group is many neighbouring
+samples, and is read as a whole. Groups come in random order, and so do the samples within a group.
 """
 
 import math
@@ -61,10 +60,10 @@ Asked = tuple[Run, int, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The epoch that is expected next, whose first groups may be read already.
+    """The epoch that is expected next. Its first groups may have been asked for already.
 
-    groups : all groups of the epoch;  runs : the groups that were not asked for yet
-    asked : the groups that were asked for
+    groups : all groups of the epoch;  asked : the groups that the process was asked for
+    runs : the groups that it was not asked for yet
     """
 
     epoch: int
@@ -87,17 +86,19 @@ class GroupLoader:
     buffer, with many requests in flight, while the training uses the other buffer. Towards the end
     of an epoch the process reads the first groups of the next epoch.
 
-    Samples are mixed less than by a full shuffle. The paper found trainings just as good if they
-    run fewer epochs than a group has samples, but not if the dataset is sorted by class. The loader
-    warns of too many epochs, and of a dataset whose labels are sorted.
+    Groups mix samples less than a full shuffle does. The paper found that a training is as good as
+    with a full shuffle if it runs fewer epochs than a group has samples, and if the dataset is not
+    sorted by class. The loader warns of too many epochs, and of a dataset whose labels are sorted.
 
-    An epoch uses every sample once; with `drop_last=False`, (-length) % world_size samples come
-    twice. All ranks make equally many steps, and in each step their batches have the same size.
+    An epoch uses every sample once, but (-length) % world_size samples twice. With `drop_last`, it
+    leaves out length % world_size samples instead, and each rank's last batch if that is not full.
+    All ranks make equally many steps, and in each step their batches have the same size.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged
-    group : the number of samples in a group. 'auto' chooses at least 16 MiB and more than `epochs`
-        samples, but no more than `memory` allows, and few enough that each rank gets a group
+    group : the number of samples in a group. 'auto' chooses a group that has at least 16 MiB and
+        more than `epochs` samples; a smaller one if two such groups exceed `memory`, or if not
+        every rank would get a group
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
         for so many epochs, and reads no groups ahead after the last epoch
     labels : (samples,); a batch is then a pair of samples and labels
@@ -109,7 +110,7 @@ class GroupLoader:
         default of multiprocessing
 
     `times` tells how long the training has waited in this epoch. Iterating raises MonarchError if
-    the process is killed or stopped, or if samples cannot be read.
+    the reading process is killed or stopped, or if samples cannot be read.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class GroupLoader:
         self.form = form_of(dataset)
         if self.form is None:
             raise ConfigError(
-                f"dataset: {type(dataset).__name__} has no read_into, or dataset[i] is not what it"
-                " reads; give a RecordDataset, and change samples in collate"
+                f"dataset: {type(dataset).__name__} has no read_into, or one that does not read"
+                " dataset[i]; give a RecordDataset, and change samples in collate"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.drop_last, self.collate = drop_last, collate
@@ -187,8 +188,8 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that were done when the state was taken. If the number of
-        ranks, the batch size or the group size has changed, groups are dealt in another way, so the
-        state must have been taken at the beginning or the end of an epoch."""
+        ranks, the batch size, the group size or `drop_last` has changed, groups are dealt in
+        another way. The state must then have been taken at the beginning or the end of an epoch."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -240,7 +241,7 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns an epoch from the step `begin` on. None of its groups was asked for yet."""
+        """Returns an epoch from the step `begin` on, with no group asked for yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -257,8 +258,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # This generator runs only now, long after __iter__: meanwhile another iteration may have
-        # begun, or the process may have forked.
+        # A generator runs only when its first item is asked for. Since __iter__ has made this one,
+        # another iteration may have begun, or the process may have forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):

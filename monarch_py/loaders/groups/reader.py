@@ -1,4 +1,4 @@
-"""The process that reads groups of samples into shared memory while the training uses others.
+"""The process that reads groups of samples into shared memory while the training uses other groups.
 
 The memory has no name, and the process ends when the training ends, even if the training is killed.
 So neither is left behind.
@@ -79,8 +79,8 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked process inherits this end of the pipe too, and closes it. Otherwise it would not
-        # see the end of the pipe when this process closes its own descriptor.
+        # A forked reading process inherits `_link` too, and closes it. Otherwise it would keep the
+        # pipe open itself, and would not learn that this process has closed `_link`.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,
@@ -118,7 +118,7 @@ class GroupReader:
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
         # The numbers of a large group would fill the pipe, and this process would block until the
-        # other one has read them. So a range is sent as its bounds.
+        # reading process has received them. So a range is sent as its bounds.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))
@@ -145,7 +145,7 @@ class GroupReader:
             if stopped >= STOPPED_LOOKS:
                 raise MonarchError(
                     f"groups: the process that reads them ({self.pid}) was stopped by a signal;"
-                    " begin the epoch again for a new one"
+                    " begin the epoch again to start a new process"
                 )
 
     def _hear(self) -> Answer:
@@ -163,7 +163,8 @@ class GroupReader:
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
         return MonarchError(
-            f"groups: the process that reads them {how}; begin the epoch again for a new one"
+            f"groups: the process that reads them {how}; begin the epoch again to start a new"
+            " process"
         )
 
     def close(self) -> None:

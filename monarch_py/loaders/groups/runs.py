@@ -31,7 +31,8 @@ class RankGroups:
     """The batches of one rank in an epoch, and their division into runs.
 
     samples : (accesses,) int32, batch after batch
-    ends : (steps,) int64, where each batch ends in `samples`;  group : samples of a group
+    ends : (steps,) int64, where each batch ends in `samples`
+    group : the number of samples in a group
     """
 
     samples: Int32s

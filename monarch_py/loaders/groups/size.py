@@ -8,7 +8,7 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.groups.reader import GroupReader
 
 # The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
-# KiB), and less only at the beginning and the end of a group, which hardly matters in 16 MiB. Lee
+# KiB). At the beginning and the end of a group it keeps less, which hardly matters in 16 MiB. Lee
 # and others found that reads of groups of 11 MiB or more are hidden completely: they end while the
 # training computes.
 GROUP_BYTES = 16 << 20
@@ -20,7 +20,7 @@ FEW_CLASSES = 0.5
 def largest(sizes: Ints, group: int) -> int:
     """Returns the size of the largest group [bytes].
 
-    sizes : (samples,) [bytes];  group : samples of a group
+    sizes : (samples,) [bytes];  group : the number of samples in a group
     """
     return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
 
@@ -28,7 +28,8 @@ def largest(sizes: Ints, group: int) -> int:
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
     """Returns the number of samples in a group that 'auto' chooses.
 
-    sizes : (samples,) [bytes];  epochs, ranks : of the training;  memory : for two groups [bytes]
+    sizes : (samples,) [bytes];  epochs, ranks : the training's numbers of epochs and ranks
+    memory : the most memory for two groups [bytes]
     """
     mean = max(1.0, float(np.mean(sizes)))
     group = max(int(np.ceil(GROUP_BYTES / mean)), epochs + 1)

@@ -53,7 +53,7 @@ class KeptDataset:
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
         their bytes, else pickled
     keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
-        with the samples' holders; None for all samples
+        whose `holders` name the nodes that keep each sample; None for all samples
     quota : the most memory that all processes of the node use together; less if less is available
     name : identifies the dataset on this node; None to use the dataset's pickled form
 
@@ -265,7 +265,7 @@ def _places(keeps: Any, length: int) -> Ints:
         raise ConfigError(f"keeps: {given.shape} bools for {length} samples; give one per sample")
     chosen = np.flatnonzero(given) if given.dtype == np.bool_ else np.unique(given)
     if len(chosen) and (chosen[0] < 0 or chosen[-1] >= length):
-        raise ConfigError(f"keeps: samples beyond the {length} of the dataset; give their numbers")
+        raise ConfigError(f"keeps: a number is not one of 0 to {length - 1}; give sample numbers")
     places = np.full(length, -1, dtype=np.int64)
     places[chosen.astype(np.int64)] = np.arange(len(chosen))
     return places

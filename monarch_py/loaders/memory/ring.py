@@ -2,7 +2,7 @@
 
 The memory is a memfd, which has no name. So it ends with the last process that maps it, however
 that process ends, and the size of /dev/shm (64 MiB in many containers) does not limit it. A slot
-has room for the largest batch allowed, but uses memory only for the largest batch that it has held.
+has room for the largest batch allowed, but uses only as much memory as its largest batch so far.
 """
 
 import mmap
@@ -60,7 +60,7 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._fd = fd  # set last: if mapping fails, the caller closes the descriptor
+        self._fd = fd  # only now: if mmap fails, the caller closes fd, and __del__ must not
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # else core files hold empty pages
         whole = np.frombuffer(self.memory, dtype=np.uint8)
@@ -108,7 +108,8 @@ class Ring:
             self.close_descriptor()
 
     def __getstate__(self) -> dict[str, Any]:
-        # DupFd works only while a Process is started, and gives the child a descriptor of its own.
+        # DupFd works only while a Process is being started. It gives the child a descriptor of its
+        # own.
         return {
             "slots": self.slots,
             "slot_bytes": self.slot_bytes,

@@ -83,8 +83,11 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Returns a descriptor of the memory, opened through /proc of the process that the line of
-        the list names; None if that process no longer has the memory."""
+        """Returns a descriptor of the memory, opened through /proc/PID/fd; None if the process no
+        longer has the memory.
+
+        line : the line of that process in the list
+        """
         pid, _, number, inode = line.split()
         with suppress(OSError):
             fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Reads HDF5 rows that lie in chunks, where a row is not always one contiguous range of the file.
 
-A filtered chunk is read whole and decoded once, for all wanted rows in it. From a chunk without
-filters that holds parts of rows, only the parts of the wanted rows are read.
+A filtered chunk is read whole and decoded once, for all wanted rows in it. A chunk without filters
+may have only a part of each row; of such a chunk, only the parts of wanted rows are read.
 """
 
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 
 class RowParts:
-    """Rows whose parts lie in several chunks without filters.
+    """Rows in chunks without filters. Each chunk of a row has one contiguous part of the row.
 
     numbers : (rows,) int64, each row's number in its file
     places : (rows,) int64, each row's place in the `out` of `finish`
@@ -72,7 +72,7 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks, which are decoded band by band (a band as in hdf5.Chunks).
+    """Rows in filtered chunks, which are decoded band by band. hdf5.Chunks says what a band is.
 
     file, rows, numbers, places : as for RowParts
     decoder : the decoder of the same file; the band that it decoded last is not read again

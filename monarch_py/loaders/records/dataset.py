@@ -30,8 +30,8 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The bytes of a TFRecord's frame before and after its data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces their locks, because a thread of the parent,
-# which does not exist in the child, may have held one at the fork.
+# The datasets of this process. A forked child replaces their locks, because a lock may have been
+# held at the fork by a thread that only the parent has.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -363,7 +363,7 @@ class RecordDataset:
         """Measures the largest gap of unwanted bytes between two samples at which one read of both
         is faster than two requests. `in_flight` requests are under way at once, so each costs only
         its share of the latency. Times two reads: one of the first sample, and a longer one that
-        begins with the second sample. Returns 0 if no longer read is possible there."""
+        begins with the second sample. Returns 0 if the second read cannot be longer."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

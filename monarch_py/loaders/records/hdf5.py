@@ -21,7 +21,7 @@ from monarch_py.plan.builders import hdf5_chunks
 
 # The offset of a chunk that was never written, and so has no place in the file.
 NOWHERE = -1
-# HDF5's numbers of two filters.
+# The numbers by which HDF5 identifies two filters.
 DEFLATE, SHUFFLE = 1, 2
 
 
@@ -30,7 +30,7 @@ class Rows:
     """The rows of a dataset in one file.
 
     count : the number of rows
-    dtype, shape : of one row
+    dtype : the type of a row's elements;  shape : the shape of a row
     offset : the offset of row 0 in the file [bytes] if the rows lie one after the other; None if
         they lie in `chunks`, or if the dataset is empty
     """
@@ -54,7 +54,7 @@ class Rows:
 class Chunks:
     """The chunks of a dataset. The chunks that hold parts of the same rows form a band.
 
-    shape : of a chunk; its first number is the number of rows in a band
+    shape : the shape of a chunk; its first number is the number of rows in a band
     offset, size : (bands, chunks of a band) int64, the place and the length of each chunk [bytes];
         the offset of a chunk that was never written is NOWHERE
     skipped : (bands, chunks of a band) uint32, the filters that were not applied to the chunk, one
@@ -85,8 +85,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where the row's part `corner` lies within the chunk that holds it. A chunk at the
-        edge is wider than the part."""
+        """Returns where the row's part `corner` lies within its chunk. A chunk at the edge of the
+        dataset may be wider than the part."""
         return tuple(slice(0, each.stop - each.start) for each in corner)
 
 
@@ -248,9 +248,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers this for
-        the chunk that it looked up last, and does not notice when a direct write changes it. After
-        a read from the second chunk, HDF5 looks the first one up again."""
+        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
+        skipped filters of the chunk that it looked up last, and a direct write does not update
+        them. After a read from the second chunk, HDF5 looks the first one up again."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

@@ -42,9 +42,9 @@ class Extents:
 class Joined:
     """The reads that together read a set of extents.
 
-    A read goes straight into the caller's buffer if all of its bytes are wanted there, in one piece
-    and in the file's order. Otherwise it goes into a scratch buffer, from which its extents are
-    copied.
+    A read goes straight into the caller's buffer if its extents lie in that buffer as in the file:
+    contiguous and in the same order. Otherwise it goes into a scratch buffer, from which its
+    extents are copied.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer

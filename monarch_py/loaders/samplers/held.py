@@ -29,15 +29,16 @@ class HeldSampler(ScheduledSampler):
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
         `quota`, the sizes must be those of the samples as the dataset returns them
-    batch_size : samples of a rank in a step;  seed, shuffle, drop_last : as DistributedSampler's
+    batch_size : the number of samples of a rank in a step
+    seed, shuffle, drop_last : as for DistributedSampler
     rank, world_size : None for torch.distributed's
     ranks_per_node : None for the number that the launcher has set
     quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
         keep files
     config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, any) the nodes that hold each sample, padded with -1, if a plan fixes them
-        (planned.py); else None
+    holders : (samples, any) the nodes that hold each sample, padded with -1, as a plan gives them
+        (planned.sampler_of); None to compute the holders
     """
 
     # Whether nodes that hold second copies count as holders. Daemons make second copies if there is

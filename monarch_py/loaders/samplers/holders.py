@@ -212,8 +212,8 @@ def _is_inside(path: str, config: Config) -> bool:
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
     """Returns two arrays, (paths,): the hash of each path, as the catalog has it, and whether
-    daemons may keep the file, because it is in a source whose patterns and size limits admit it.
-    The hash of a file that daemons do not keep is 0."""
+    daemons may keep the file. They may if it is in a source whose patterns and size limits admit
+    it; otherwise its hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

@@ -32,7 +32,7 @@ def _sharding(thing: Any) -> str | None:
 
 
 def _twice(who: str) -> ConfigError:
-    mend = _MENDS.get(who, "remove that")
+    mend = _MENDS.get(who, f"remove the {who}")
     return ConfigError(f"batch_sampler: {_TWICE.format(who=who, mend=mend)}")
 
 

@@ -19,8 +19,8 @@ def sampler_of(
     nodes that hold them ('split: local_first' or 'split: solar').
 
     plan : the file that `monarch plan make` wrote
-    part : the name of the part; None for the first part that is dealt in this way
-    rank : of this process; None for torch.distributed's
+    part : the name of the part; None for the first part whose samples are dealt in this way
+    rank : the rank of this process; None for torch.distributed's
     """
     loaded = Plan.load(Path(plan))
     for each in loaded.parts:

@@ -21,9 +21,10 @@ LAUNCHERS = {
 class Ranks:
     """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : of this process;  world_size : the number of ranks;  per_node : the ranks of a node
-    is_found : whether `rank` and `world_size` were detected, not given by the user. If so, they
-        must stay equal to the numbers of the process group
+    rank : the rank of this process;  world_size : the number of all ranks
+    per_node : the number of ranks on a node
+    is_found : whether `rank` and `world_size` were detected, not given by the user. Detected
+        numbers must stay equal to those of the process group
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Batch samplers that follow a schedule, which a thread computes while the epoch before runs.
+"""Batch samplers that follow a schedule, which a thread computes while the previous epoch runs.
 
 Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
 for 19 million samples, and next to nothing for one million. Sharing the schedule among the ranks of
@@ -141,8 +141,8 @@ class ScheduledSampler(ABC):
         self._goes_on = False  # whether the training sets epochs, so that the next one is prepared
         if self._steps() == 0:
             raise ConfigError(
-                f"batch_size: {batch_size} leaves no full batch of {length} samples for"
-                f" {ranks.world_size} ranks; write a smaller one or drop_last=False"
+                f"batch_size: {batch_size} leaves no full batch if {ranks.world_size} ranks share"
+                f" {length} samples; write a smaller one or drop_last=False"
             )
 
     # --- what a subclass defines ----------------------------------------------------------------

@@ -27,7 +27,8 @@ class SolarSampler(HeldSampler):
     the source. A node takes a sample that another node holds only if the holder has reached the
     cap, or if a rank would have fewer than `least` samples.
 
-    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must hold them
+    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
+        room for them
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
         summed (`weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (SOLAR 4.2)

@@ -136,7 +136,7 @@ class Model:
     def batch_seconds(self, workers: int, batch: float) -> float:
         """Returns the seconds between two batches that `workers` together bring.
 
-        batch : samples of a batch
+        batch : the number of samples in a batch
         """
         return batch * self.per_sample(workers) / workers
 
@@ -145,7 +145,8 @@ def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
     """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
     number of workers from 1 to `most`.
 
-    batch : samples of a batch;  step_s : how long the training computes between two batches [s]
+    batch : the number of samples in a batch
+    step_s : how long the training computes between two batches [s]
     """
     times = [max(step_s, model.batch_seconds(count, batch)) for count in range(1, most + 1)]
     enough = np.flatnonzero(np.array(times) <= min(times) * (1 + TOLERANCE))
@@ -154,11 +155,11 @@ def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
 
 @dataclass
 class Advisor:
-    """Chooses the number of a loader's workers for each epoch, from the times of the epochs before.
+    """Chooses the number of a loader's workers for each epoch, from the times of earlier epochs.
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of the epochs since conditions last changed (CHANGED)
+    measured : the times of the epochs since CHANGED last showed that conditions have changed
     """
 
     most: int

@@ -50,9 +50,9 @@ class StagedLoader:
     workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
         the number between epochs according to measured times (Lobster 4.1)
     copy : True copies each batch to memory of its own, so that the training may keep it
-    pin_memory : registers the ring's memory with CUDA, once. A slot is reused only after the
-        current CUDA stream has finished the work that the training had queued there when it asked
-        for the next batch
+    pin_memory : registers the ring's memory with CUDA, once. When the training asks for the next
+        batch, its slot is not reused before the current CUDA stream has finished all work that the
+        training has queued until then
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker
@@ -202,8 +202,8 @@ class StagedLoader:
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and computed
-        sources : the samples by where they came from, if the dataset counts that (KeptDataset);
-            else the opens that the node's daemon has counted (sources.daemon_sources)
+        sources : how many samples came from where, if the dataset counts that, as KeptDataset does;
+            else the opens that the node's daemon has counted, as sources.daemon_sources returns it
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)

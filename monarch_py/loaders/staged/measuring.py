@@ -77,12 +77,12 @@ def advise(
     """Measures how fast workers read the dataset's samples, and computes how many workers a
     training needs. Samples are read in random order, and a second time only when all were read.
 
-    batch : samples of a batch;  step_s : how long the training computes for a batch [s]
+    batch : the number of samples in a batch;  step_s : how long the training computes for one [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
     collate_fn, method : collate_fn and multiprocessing_context of the training's loader
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
-        raise ConfigError("batch, step, most, seconds: give numbers above 0")
+        raise ConfigError("batch, most, seconds: give numbers above 0; for step, 0 or more")
     if not len(dataset):
         raise ConfigError("dataset: it has no samples; name one that has some")
     form = form_of(dataset)

@@ -51,7 +51,7 @@ class Job:
     batch_size : samples of a batch of this rank;  epochs : the number of the training's epochs
     distr_scheme : "uniform": each epoch has a new random order
     drop_last_batch : whether the last batch is left out if it is not full
-    seed : of the random orders; the same on all ranks
+    seed : the seed of the random orders; the same on all ranks
     workers, max_batch, multiprocessing_context : as for StagedLoader
     rank, world_size : None for those of torch.distributed
     """
@@ -143,8 +143,8 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's iteration has ended. Its next iteration begins after the delivered
-            # batches.
+            # The loader's iteration has ended. Loading its own state makes its next iteration begin
+            # after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise
@@ -240,7 +240,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch, whichever of the job's loaders has delivered the epoch before.
+    job's next epoch, whichever of the job's loaders has delivered the previous one.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """

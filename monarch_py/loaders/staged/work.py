@@ -155,7 +155,7 @@ class Done(NamedTuple):
 class Start:
     """What a worker is given at its start.
 
-    parent : the training's process;  number, seed : of this worker
+    parent : the training's process;  number, seed : this worker's number and seed
     init : called with the worker's number before the first task
     """
 

@@ -14,15 +14,15 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 @dataclass(frozen=True)
 class GroupShuffle(Sampler):
     """Puts contiguous groups of samples in random order, and shuffles the samples of each group.
-    The resulting order is divided among the ranks into equal contiguous runs: the first run is that
-    of rank 0, the second that of rank 1, and so on.
+    The resulting order is divided among the ranks into equal contiguous runs: rank 0 takes the
+    first run, rank 1 the second, and so on.
 
     A group on the border of two ranks is divided before it is shuffled. So every rank reads a
     contiguous range of each of its groups. Every sample occurs once, except that the first
     (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
     `drop_last`, the epoch leaves out its last length % ranks samples instead.
 
-    group : samples in a group
+    group : the number of samples in a group
     """
 
     length: int

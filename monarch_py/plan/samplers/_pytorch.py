@@ -75,7 +75,7 @@ class _Generated(Sampler):
 @dataclass(frozen=True)
 class DistributedSampler(Sampler):
     """torch.utils.data.DistributedSampler. Its order is the order of all ranks together: rank r
-    takes the samples r, r + replicas, ... of it.
+    takes the samples r, r + replicas, ... of this order.
 
     seed : the same on all ranks;  set_epoch : whether the training calls set_epoch
     drop_last : True drops the tail that does not divide evenly; False repeats samples from the head
@@ -184,7 +184,8 @@ class GlobalRandomSampler(Sampler):
 
     state : state of the global generator right before iter(DataLoader), torch.get_rng_state() as
         bytes
-    loader : whether a DataLoader iterates over the sampler; it draws its workers' seed first
+    loader : whether a DataLoader iterates over the sampler; a DataLoader draws its workers' seed
+        before the sampler draws
     """
 
     length: int
