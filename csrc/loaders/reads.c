@@ -12,9 +12,10 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read counts as slow if its thread slept and it took longer than this plus 1 ns per byte [ns]:
- * it has then waited for a disk or a network. A read from memory takes a tenth of that. If it takes
- * longer, its thread had to wait for a processor, and such a wait does not count as sleep. */
+/* A read counts as slow if it took longer than this plus 1 ns per byte, and its thread slept
+ * meanwhile [ns]: it has then waited for a disk or a network. A read from memory takes a tenth of
+ * that time. If it takes longer, the reason is that its thread had to wait for a processor, which
+ * does not count as sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no

@@ -38,7 +38,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    /* bound_ms: whichever of the two limits applies now */
+    /* bound_ms: the one of these two limits that applies now */
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
      * the number of the next seal in its direction */
@@ -233,8 +233,8 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 
 /* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
  * bytes go to the end of the buffer, since they are later moved to its beginning. The call receives
- * at most as many bytes as a complete answer has, so no bytes of the next answer. Only if this
- * answer is an END alone could bytes after it be received. */
+ * at most as many bytes as a complete answer has. So it receives bytes of the next answer only if
+ * this answer is shorter, for example an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -254,8 +254,8 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
     }
 }
 
-/* Receives the next frame and checks its seal. The seal of a SUM is checked later, with the digest
- * of its bytes (judge). */
+/* Receives the next frame and checks its seal. The seal of a SUM is checked later, by `judge`,
+ * because it also covers the digest of the bytes before the SUM. */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
     uint64_t deadline = bound_from(l, monarch_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
@@ -377,7 +377,7 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
 }
 
 /* Begins a fetch. Returns a buffer that the caller must free later, or NULL if the caller gave one.
- * Without memory, l->buffer is NULL. */
+ * If memory is exhausted, l->buffer is NULL. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;

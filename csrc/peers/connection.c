@@ -268,7 +268,7 @@ static io_state send_small(connection *c, stage_t *stage) {
         r = pread(c->file.fd, stage->buffer, n, (off_t)c->at);
     while (r < 0 && errno == EINTR);
     if (r != (ssize_t)n)
-        return MONARCH_PEER_TO_CLOSE; /* as send_bytes does */
+        return MONARCH_PEER_TO_CLOSE; /* the file is shorter than before or cannot be read */
     enum monarch_peer_status status = sum_of(c, stage, stage->buffer, &sum, &digest);
     if (status == MONARCH_PEER_CUT)
         return MONARCH_PEER_TO_CLOSE;

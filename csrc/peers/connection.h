@@ -31,7 +31,8 @@ struct monarch_peer_connection {
     /* The fields up to `deadline_ns` are the server's, and are used under its lock. */
     int fd; /* -1: this place is free */
     uint32_t generation;
-    struct monarch_mac *hears, *says; /* keys of requests and of frames; valid while `fd` is */
+    /* hears: checks the seals of requests; says: makes the seals of frames; valid while `fd` is */
+    struct monarch_mac *hears, *says;
     int is_busy;      /* a thread works on the connection, and owns the fields from `due_ns` on */
     int is_waiting;   /* the connection waits to be woken */
     uint32_t wait_at; /* index of the connection in the server's `waits` */

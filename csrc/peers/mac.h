@@ -16,8 +16,9 @@ int monarch_mac_is_there(void);
 /* One key, and the MAC that is being computed with it. Only one thread at a time may use it. */
 struct monarch_mac;
 
-struct monarch_mac *monarch_mac_new(const unsigned char *key); /* NULL without memory */
-void monarch_mac_free(struct monarch_mac *m);                  /* m may be NULL */
+/* Returns NULL if memory is exhausted, or if libcrypto is not installed. */
+struct monarch_mac *monarch_mac_new(const unsigned char *key);
+void monarch_mac_free(struct monarch_mac *m); /* m may be NULL */
 
 /* Compute the MAC of all bytes that are added between `begin` and `end`. A number must be used only
  * once with each key: two MACs with the same number reveal the key to anybody who sees them. */

@@ -11,10 +11,11 @@
 
 /* Most idle links that are kept. More links than threads that fetch at a time would be useless. */
 #define IDLE_LINKS 16
-/* Answers of at least this size use slots [bytes]. */
+/* Answers of at least this size are large [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
-/* Number of slots: at most so many large answers are requested at a time. More would not arrive
- * sooner, and each wake-up on either side would handle fewer bytes. */
+/* Number of slots. A thread that requests a large answer takes a slot, so that at most this many
+ * large answers are requested at a time. More would not arrive sooner, and each wake-up on either
+ * side would handle fewer bytes. Answers for which a reader waits need no slot. */
 #define LARGE_AT_ONCE 4
 /* Number of large answers that are requested on one link at a time. The second request arrives
  * before the first answer has been sent. So the sender's socket never runs empty, and the kernel
@@ -22,10 +23,10 @@
  * Two of the server's threads can stay with these links, and the other threads are left to all
  * other connections (can_stay in server.c). */
 #define IN_LINE 2
-/* A thread that waits for a slot goes on without one after this time, if no answer has come
- * meanwhile [ns]: the threads that have the slots may be waiting for the peer's source. While
- * answers come, the limit is twice as long. SLOT_NS and the limit for an answer's first byte
- * together are less than the 2 s that a reader may wait. */
+/* A thread that has waited this long for a slot goes on without one if no answer has come meanwhile
+ * [ns]: the threads that have the slots may be waiting for the peer's source. While answers come,
+ * the limit is twice as long. SLOT_NS and the limit for an answer's first byte together are less
+ * than 2 s, the most that a reader should wait before it turns to the source. */
 #define SLOT_NS 500000000ULL
 /* Nodes that are started together are all serving within this time [ns]. */
 #define START_NS 10000000000ULL

@@ -80,9 +80,10 @@ struct monarch_peer_link;
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 
-/* Takes over a connected socket. Returns NULL without memory or libcrypto; the socket then stays
- * the caller's. content_key: the session's key for digests, as for the server. first_byte_ms limits
- * the wait for an answer's first frame, between_ms each wait after it. */
+/* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
+ * the socket then stays the caller's. content_key: the session's key for digests, as for the
+ * server. first_byte_ms limits the wait for an answer's first frame, between_ms each wait after
+ * it. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
@@ -117,7 +118,7 @@ typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *s
  * peer works again. began_ns: when the failed fetch began [ns of CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
-/* Makes a peer. Returns NULL without memory. */
+/* Makes a peer. Returns NULL if memory is exhausted. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
 /* Like monarch_peer_fetch, but any number of threads may call it at a time; large answers share

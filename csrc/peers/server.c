@@ -368,7 +368,7 @@ void monarch_peer_end(server *s) {
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->bounds.connections; i++)
         if (s->at[i].fd >= 0)
-            shutdown(s->at[i].fd, SHUT_RDWR); /* no thread waits for its socket any more */
+            shutdown(s->at[i].fd, SHUT_RDWR); /* ends any thread's wait for the socket */
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);

@@ -1,6 +1,6 @@
 /* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. If samples have several holders, as many samples as possible go to a holder: a
- * maximum matching of samples with the places of nodes, found by augmenting paths. */
+ * these nodes. The number of samples that go to one of their holders is the largest possible:
+ * augmenting paths find a maximum matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -16,8 +16,8 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: links of its node's list */
     int32_t *first;         /* by node: head of its list */
-    /* by node. room: most samples that it can take; taken: number of samples that it takes and
-     * already holds */
+    /* by node. room: most samples that it can take; taken: number of samples that it takes because
+     * it holds them */
     int32_t *room, *taken;
     /* by node. share: number of samples that it takes and must load; least: fewest samples that it
      * takes in all */
@@ -260,7 +260,8 @@ static void deal_step(struct step *s, int32_t *out, int64_t *ends, int32_t *load
     hand_out(s, out, ends, loads);
 }
 
-/* Allocates the arrays of a step as one block. Returns the block, or NULL without memory. */
+/* Allocates the arrays of a step as one block. Returns the block, or NULL if memory is
+ * exhausted. */
 static int32_t *lay_out(struct step *s, uint64_t samples, uint64_t nodes) {
     int32_t *memory = calloc(4 * samples + 9 * nodes, sizeof *memory), *at = memory;
     if (memory == NULL)

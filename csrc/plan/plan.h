@@ -2,7 +2,8 @@
  * samplers' own libraries yield, and counts over all accesses. Python chooses the sampler and the
  * nodes, and decides what follows from the counts.
  *
- * Samples and files are identified by numbers of type int32_t; -1 stands for no access. */
+ * Samples and files are identified by numbers of type int32_t; -1 stands for no access. Accesses
+ * are counted by unit: a sample, a file or a block of a file. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -33,7 +34,7 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
 /* Writes `items` to `out` in random order. Each output is drawn from a buffer of `buffer` items,
  * into which the next item then goes. The draws are those of std::uniform_int_distribution over
- * std::minstd_rand0. Returns 0, or -1 without memory. */
+ * std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: like GCC before
@@ -41,7 +42,7 @@ int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
 /* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1, given the seeds that
- * its iterator gets. Returns 0, or -1 without memory. */
+ * its iterator gets. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -64,10 +65,10 @@ int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ra
  * monarch_plan_count returns. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* If access i is to unit u, sets next[i] to the position of the next access to u. If access i is
- * -1, sets next[i] to MONARCH_PLAN_NEVER. later[u] is the position of the first access to unit u
- * after these accesses. The function goes through the accesses backwards: next[i] = later[u], and
- * then later[u] = the position of i. Returns what monarch_plan_count returns. */
+/* For each access i to a unit u, sets next[i] to the position of the next access to u. Where
+ * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. later[u] is the position of the first
+ * access to unit u after these accesses. The function goes through the accesses backwards: next[i]
+ * = later[u], and then later[u] = the position of i. Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
@@ -103,11 +104,11 @@ struct monarch_deal {
 };
 
 /* Deals the samples of an epoch to the ranks, step by step. Samples go to nodes that hold them, as
- * far as these have room. The other samples are distributed so that all nodes get equally many of
- * them, as far as room allows. They are called loads, because their nodes must load them. In each
- * batch the loads come first. out: (count,) the samples, ordered by step and rank; starts: (steps *
- * ranks + 1,) the position in `out` where each batch begins; loads: (steps * ranks,) the number of
- * loads in each batch. Returns 0, or -1 without memory. */
+ * far as these have room. The other samples are called loads, because their nodes must load them.
+ * All nodes get equally many loads, as far as room allows. A batch is the samples of one rank in
+ * one step; its loads come first. out: (count,) the samples, sorted by step and rank; starts:
+ * (steps * ranks + 1,) the position in `out` where each batch begins; loads: (steps * ranks,) the
+ * number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);
 

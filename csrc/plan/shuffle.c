@@ -6,8 +6,9 @@
 
 #include "plan/plan.h"
 
-/* Number of positions that are computed at a time. It is even, large enough to hide the memory's
- * latency, and small enough for the first-level cache. */
+/* Number of positions that are computed at a time. It is even, because some shuffles draw two
+ * positions at a time; large enough to hide the memory's latency; and small enough for the
+ * first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
@@ -40,8 +41,8 @@ static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
 /* Combines two draws; the first one is the upper half. */
 static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
 
-/* The "inside-out" shuffle: each new item takes the place of a random earlier item, which moves to
- * the end, or goes to the end itself. */
+/* The "inside-out" shuffle: each new item either goes to the end, or takes the place of a random
+ * earlier item, which then moves to the end. */
 static void randperm_large(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t draws[2 * AHEAD];
     for (uint64_t i = 0; i < n; i += AHEAD) {
@@ -107,9 +108,10 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: as before
- * GCC 11, like minstd_below. Since GCC 11, the result is the upper half of a product (Lemire, 2019)
- * for generators whose numbers use all bits of a word. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: divides
+ * the generator's range, as minstd_below does; GCC before version 11 did so for every generator.
+ * Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the generator's numbers
+ * use all bits of a word, as here. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;

@@ -15,8 +15,8 @@
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long, the sources count as stuck [ns]: the peer is told
- * to read the source itself. This time and the time limit of an answer add up to less than the 2 s
- * that a reader may wait in such a case. */
+ * to read the source itself. This time and the time limit of an answer add up to less than 2 s, so
+ * a reader on the peer's node waits less than that before it reads the source. */
 #define STUCK_NS 1000000000ULL
 /* Most times that is_meant reads a file's attributes. It reads them again if they changed while it
  * read them. */
@@ -46,9 +46,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
- * only if it says that a reader waits. A request for at most one unit becomes a demand in any case.
- * Otherwise two nodes could wait for each other: each might already have as many orders as it may
- * have, all of them for small files that the other node keeps. A demand gets an order even then. */
+ * only if it says that a reader waits. A request for at most one unit becomes a demand in any case,
+ * except for a file that has more units than a fill's bitmap has bits. This keeps two nodes from
+ * waiting for each other: each might already have as many orders as it may have, all of them for
+ * small files that the other node keeps. A demand gets an order even then. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -268,8 +269,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether the bytes for which a request waits may still come. They may, as long as it is
- * unknown which files this node keeps. From then on, they may if a source has returned data
+/* Returns whether the bytes for which a request waits may still come. While it is unknown which
+ * files this node keeps, they may. Once that is known, they may if a source has returned data
  * lately. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;

@@ -50,8 +50,8 @@ struct open_copy {
     int fd, slot;   /* slot: the fill's slot; -1 if the copy was complete when it was opened */
     int is_hasty;   /* 1: missing bytes are demanded, see is_hasty in open_copy.c */
     int is_doubted; /* 1: the peer says that the bytes arrived wrong before */
-    /* 1: the copy is complete by now. An answer that was begun is finished even if the copy is
-     * dropped. */
+    /* 1: the copy was found complete. From then on all its bytes can be sent, even if the copy is
+     * dropped meanwhile. */
     int is_whole;
     struct monarch_sums_held *sums; /* sums of the blocks of a complete copy; NULL: unknown */
 };

@@ -32,8 +32,8 @@ static inline int64_t monarch_times_of(const struct monarch_entry *e) {
 }
 #endif
 
-/* Makes the holdings of the session with these segments. content_key: MONARCH_KEY_BYTES, the key of
- * digests. Returns NULL without memory. */
+/* Makes the holdings of the session with these segments. content_key: the key of digests,
+ * MONARCH_KEY_BYTES long. Returns NULL if memory is exhausted. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
                                               uint64_t block_bytes,
@@ -44,15 +44,16 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. NULL: this node holds
  * nothing. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of these files whether this node keeps it (enum monarch_home_here). The node may
- * also have copies of other files. It fills another file for a peer only if the peer takes this
- * node for the file's owner; the node then keeps the file (monarch_holdings_moved). */
+/* Sets for each of these files who keeps it (enum monarch_home_here). The node may also have copies
+ * of files that it does not keep. If a peer requests such a file, the node fills it only if the
+ * peer takes this node for the file's owner; from then on the node keeps the file, and
+ * monarch_holdings_moved reports it. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Finds the files that this node has begun to keep since the last call because a peer took this
- * node for the owner: other nodes that should have kept such a file may have had no room for it.
- * `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how many
- * files there are. */
+/* Finds the files that this node has begun to keep since the last call, each because a peer took
+ * this node for the file's owner. A reason may be that the nodes that should have kept the file had
+ * no room for it. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED.
+ * Returns how many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* While it is unknown which files this node keeps, peers may request a file of which this node has
  * no copy. This value says which of these requests wait. The others are answered with UNKNOWN_FILE.

@@ -16,7 +16,7 @@ struct monarch_sums_held {
     uint64_t sums[];
 };
 
-struct monarch_sums *monarch_sums_new(void); /* returns NULL without memory */
+struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
  * of one block: the sums of a million such copies would take much memory and save little time. The
  * server instead checks such a copy before it sends any of it, so that a rotten one is not sent at

@@ -3,14 +3,14 @@
 
 #include <stdlib.h>
 
-/* Buffers are page-aligned, as the page cache is, because kernels copy memory by `rep movsb`. On
- * AMD's Zen 3 and later, that instruction takes six times as long if the target's offset in its
- * page exceeds the source's offset in its page by 1 to 31 bytes. Blocks from malloc cause this,
- * because malloc aligns them to 16 bytes only. */
+/* Buffers are page-aligned, as the page cache is. Kernels copy memory by `rep movsb`, and on AMD's
+ * Zen 3 and later that instruction takes six times as long if the target's offset in its page
+ * exceeds the source's offset in its page by 1 to 31 bytes. Blocks from malloc can have such
+ * offsets, because malloc aligns them to 16 bytes only. */
 #define MONARCH_PAGE_BYTES 4096
 
 /* Allocates a buffer of `bytes` bytes, which must be a multiple of MONARCH_PAGE_BYTES. The caller
- * frees it with free(). Returns NULL without memory. */
+ * frees it with free(). Returns NULL if memory is exhausted. */
 static inline char *monarch_new_buffer(size_t bytes) {
     return aligned_alloc(MONARCH_PAGE_BYTES, bytes);
 }

@@ -136,8 +136,8 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy, which may have been dropped or filled again, so compare the
-         * entry. */
+        /* A slot outlives its copy: since then, the file's copy may have been dropped, or made
+         * again with another inode. So the entry is compared. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)

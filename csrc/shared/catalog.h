@@ -3,7 +3,7 @@
  *
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
  *   DIR/control     written by the daemon: its state, its sources and its tiers
- *   DIR/catalog.N   written by the daemon: every known file; a larger catalog becomes N + 1
+ *   DIR/catalog.N   written by the daemon: every known file; N grows with each larger catalog
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
@@ -23,10 +23,10 @@
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
-#define MONARCH_COPY_NAME 13     /* a copy's number in hexadecimal, zero-padded [digits] */
+#define MONARCH_COPY_NAME 13     /* digits of a copy's name, its zero-padded hexadecimal number */
 
-/* Number of files that can have a bit in `wanted` (16 Mi). A file whose entry has this number or a
- * larger one is always read from the source. */
+/* Most files that can have a bit in `wanted` (16 Mi). A file whose entry is numbered 16 Mi or
+ * higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
 /* Most entries, of all kinds: a slot of the index has 25 bits for an entry's number + 1. */
 #define MONARCH_MAX_ENTRIES 33554431
@@ -46,7 +46,7 @@
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
 /* Slots of `look` in struct monarch_clients. Directories that share a slot overwrite each other's
- * time, so they are checked more often. */
+ * time of the last check, so they are checked more often. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* nodes of a session */
 #define MONARCH_ASKED 2        /* peers that a fill asks before the source */
@@ -64,7 +64,8 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Number of readers that can wait at the same time. Any further reader reads from the source. */
+/* Most readers that can wait for units at the same time. Any further reader reads from the
+ * source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -137,7 +138,7 @@ struct monarch_control {
     uint32_t version;
     uint32_t state; /* enum monarch_session_state */
     uint32_t pid;
-    uint32_t off; /* 1: an administrator's switch file exists */
+    uint32_t off; /* 1: Monarch is switched off: an administrator's switch file exists */
     uint64_t heartbeat;
     uint64_t generation; /* of the current catalog; 0: there is none yet */
     uint32_t scanned;    /* 1: every source has been scanned once */
@@ -203,9 +204,10 @@ struct monarch_entry {
     /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
-     * number of names that the scan found in it, until monarch_catalog_list stores the listing of
-     * these names; 0 if not all names are known, or if the directory changed during the scan. */
+    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: first 1 +
+     * the number of names that the scan found in it; after monarch_catalog_list, the listing of
+     * these names. Both are 0 if not all names are known, or if the directory changed during the
+     * scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -237,8 +239,8 @@ struct monarch_catalog {
     /* a bit per tier; set if, in that tier, the copies that this daemon made are stamped and all
      * older copies are not */
     uint64_t evicting;
-    /* salt of the stamps; each daemon has its own, because its entry numbers differ from
-     * another's */
+    /* salt of the stamps; each daemon has its own, because a file's entry has another number in
+     * each daemon's catalog */
     uint64_t salt;
 };
 
@@ -294,7 +296,7 @@ enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
  * the futex and then wakes one sleeping thread, if there is any. The woken thread takes work, and
- * wakes another thread if work is left. */
+ * wakes another thread if there is more work. */
 struct monarch_bell {
     uint32_t rings;    /* futex */
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
@@ -315,7 +317,7 @@ struct monarch_bits {
 };
 
 /* A record of the session's file `changes`. A process that lacks the address space to map the
- * segments appends one for each file that it changes. */
+ * segments appends a record for each file that it changes. */
 struct monarch_change {
     uint64_t dev, ino;
     uint64_t is_tree; /* 1: the inode is a directory, and everything below it has changed */
@@ -349,21 +351,21 @@ struct monarch_clients {
     struct monarch_bell engine[MONARCH_WAYS];
     /* The sum of the daemon's progress counters that a client saw when it gave up waiting; 0: no
      * client has given up. While the sum still has this value, the daemon makes no progress, and no
-     * process waits for it. */
+     * process waits for the daemon. */
     uint64_t silent_at;
     /* 1: a client needed attributes, but the last comparison with the source was too long ago */
     uint64_t stale;
     /* Atomic: when a client last checked at the source that a directory had not changed since it
-     * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | ticks of
-     * CLOCK_MONOTONIC (lookup/metadata.c). */
+     * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | the time of the
+     * check, in ticks of CLOCK_MONOTONIC whose length lookup/metadata.c sets. */
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
      * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
      * by setting it to 0. A demand is a hint: only the bitmaps of `fills` tell which units can be
      * read, and the daemon never waits for a client, which may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
-    /* Claims, by entry (monarch_claim_of). While a claim holds, a program is reading the file at
-     * the source, and the daemon does not fill the file ahead. */
+    /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
+     * file at the source, and the daemon does not fill the file ahead. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
@@ -411,9 +413,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. So it takes a bit that is set meanwhile at once,
- * or finds the summary bit set again. If a client is killed between the two steps, the summary bit
- * stays unset until the next call for a file of the same word sets it. */
+ * the summary bit before it takes the files' bits. So if a client sets a bit meanwhile, the daemon
+ * either takes the bit at once, or finds the summary bit set again later. If a client is killed
+ * between the two steps, the summary bit stays unset until the next call for a file of the same
+ * word sets it. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -526,18 +529,18 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`. While the entry is PRESENT, this is the entry's word, with bits 8 to 15 of
- * the hash in place of state and reason (`place` has bits 0 to 7); otherwise it is 0. With it, an
- * open can begin to open the copy before the entry has been loaded. The value may be out of date,
- * so the caller checks the entry before it uses the copy. */
+/* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
+ * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
+ * With this value, an open can begin to open the copy before the entry has been loaded. The value
+ * may be out of date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
- * then compares the inode in the entry. A slot of the index by copy holds 32 bits of the hash
- * instead, because the entry may have another copy by the time of the look-up, so that the entry
- * cannot be compared. */
+ * then compares the inode in the entry. A slot of the index by copy has 32 bits of the hash
+ * instead, because monarch_find_dropped cannot compare the entry, which may have another copy by
+ * then. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }

@@ -31,9 +31,9 @@ int monarch_is_odd(const char *path, size_t n);
  * source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
-/* Finds the first directory on the way to `rel`, which is not empty, that is a link in the catalog.
- * Returns the link's entry, or -1 if there is none; *end gets the position in `rel` where that
- * component ends. The last component is not examined. */
+/* Finds the first component of `rel`, except the last one, that is a link in the catalog. `rel`
+ * must not be empty. Returns the link's entry, or -1 if there is none; *end gets the position in
+ * `rel` where the link's component ends. */
 int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
                            size_t *end);
 

@@ -74,7 +74,7 @@ static inline void *sys_new_pages(unsigned long n) {
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
 /* Maps the file over [at, at + n), a range that this process itself has mapped before. fd = -1:
- * maps zeroed memory, which takes no memory until it is touched. */
+ * maps zeroed pages, which are allocated only when they are touched. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);

@@ -214,9 +214,10 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
     _mm256_storeu_si256((__m256i *)state + 1, high);
 }
 
-/* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports would
- * add a constructor to the preload library, which would run cpuid in every process of a job. On a
- * virtual machine, cpuid takes as long as the rest of the library's start. */
+/* Returns whether the processor and the operating system support AVX2. It does not call
+ * __builtin_cpu_supports, because that would add a constructor to the preload library, which would
+ * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
+ * library's start. */
 static int has_avx2(void) {
     static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);

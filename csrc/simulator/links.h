@@ -23,15 +23,16 @@ struct links {
     double since, end; /* end: when the transfer `next` ends */
 };
 
-/* Returns 1, or 0 without memory. askers : number of askers, each of which may have a transfer */
+/* Returns 1, or 0 if memory is exhausted. askers: number of askers, each of which may have a
+ * transfer. */
 int links_open(struct links *l, const struct monarch_sim_job *job, uint32_t askers);
 void links_close(struct links *l);
 
 void links_ask(struct links *l, double now, struct transfer asked);
-/* Returns when the next transfer ends; infinity if there is none. */
+/* Returns the earliest time at which a transfer ends; infinity if there is none. */
 double links_next(struct links *l);
-/* Removes the next transfer and returns it. Call this at the time when that transfer ends. */
+/* Removes the transfer that ends first, and returns it. Call this at the time at which it ends. */
 struct transfer links_take(struct links *l, double now);
-/* Returns when `bytes` requested at `now` would have arrived if no transfer began or ended
- * meanwhile. */
+/* Returns the time at which `bytes` requested at `now` would have arrived if no transfer began or
+ * ended meanwhile. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);

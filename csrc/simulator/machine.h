@@ -18,14 +18,14 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* Returns when `bytes` requested at `now` will have arrived. If `take` is set, the bytes then
- * occupy the class and the links on their way; otherwise the state stays as it is. */
+/* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is set, the
+ * bytes then occupy the class and the links on their way; otherwise the state stays as it is. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* Returns when `bytes` will have come over the links. Over fair links, the result is an estimate,
- * and nothing is occupied. */
+/* Returns the time at which `bytes` will have come over the links. Over fair links, the result is
+ * an estimate, and nothing is occupied. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
 /* Writes to a class. A write occupies the class as a read does. */

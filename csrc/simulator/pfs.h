@@ -22,7 +22,7 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive equally many bytes. So `clock` is a virtual time in bytes: what a client
+ * the same time receive equally many bytes. So `clock` is a virtual time: the bytes that a client
  * has received if it was served all the time. `ends`: for each client, the value of `clock` at
  * which its current request ends. */
 struct share {
@@ -44,7 +44,7 @@ struct pfs {
     double *link_free; /* nodes: when all bytes given so far have crossed the node's own link [s] */
 };
 
-/* Returns 1, or 0 without memory. askers : number of askers, which are numbered from 0 */
+/* Returns 1, or 0 if memory is exhausted. askers: number of askers, which are numbered from 0. */
 int pfs_open(struct pfs *p, const struct monarch_sim_job *job, uint32_t askers);
 void pfs_close(struct pfs *p);
 
@@ -53,11 +53,12 @@ void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32
 /* Moves the request of `who` forward because another asker needs the same bytes: the request's
  * priority becomes `priority` if that is smaller. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
-/* Returns when the next request ends; infinity if there is none. */
+/* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);
-/* Removes the next request and returns it. Call this at the time when that request ends. *end gets
- * the time at which the node has the bytes, which is later than `now` if the node's link is
+/* Removes the request that ends first, and returns it. Call this at the time at which it ends. *end
+ * gets the time at which the node has the bytes, which is later than `now` if the node's link is
  * slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
-/* Returns when `bytes` requested at `now` would have arrived if no more requests came. */
+/* Returns the time at which `bytes` requested at `now` would have arrived if no more requests
+ * came. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

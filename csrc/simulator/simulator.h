@@ -13,8 +13,8 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* the sample takes no time, because the job has is_free or because a read for another sample
-     * has brought this sample too */
+    /* the sample takes no time: the job's is_free is set, or a read for another sample has brought
+     * this one too */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
@@ -39,7 +39,7 @@ struct monarch_sim_job {
     const double *pfs; /* nodes + 1: the file system's total rate, by number of clients */
     /* nodes. compute: rate of one rank; preprocess: rate of one preprocessing thread */
     const double *compute, *preprocess;
-    /* The copies. Those of one (node, class) are in the order in which they are made. */
+    /* The copies. For each node and class, they are in the order in which they are made. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
@@ -83,19 +83,19 @@ struct monarch_sim_result {
     double pfs_busy; /* [s] */
 };
 
-/* Makes a simulation. Returns NULL without memory. */
+/* Makes a simulation. Returns NULL if memory is exhausted. */
 struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; elements without a rank
- * are -1. */
+/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; elements for which there
+ * is no rank are -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files; -1 for no sample */
-    /* All four are NULL if the copies are fixed. If copies come and go: `holder` and `cls` are the
-     * node and the class that have the file at this access (-1: the file system). `into` to `down`
-     * (0: none) are the classes to which the file's keeper writes the file. The keeper is the
-     * file's owner if it has one, else the node that makes the access. */
+    /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,
+     * `holder` and `cls` are the node and the class that have the file at this access (-1: the file
+     * system). The file's keeper then writes the file to the classes from `into` to `down` (0: to
+     * none). The keeper is the file's owner if it has one, else the node that makes the access. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: number of staging threads that fetch a rank's samples of a step.
@@ -106,7 +106,8 @@ struct monarch_sim_epoch {
 };
 
 /* Hands the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep
- * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 without memory. */
+ * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
+ * exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
 /* Runs the simulation. Returns 1 when the caller must hand over the next epoch, 0 at the end, and
  * -1 on a deadlock, which would be a bug of the simulator. */

@@ -128,8 +128,8 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and writes it into the buffer, at the
- * thread's part of the rate (NoPFS, section 4, write). */
+/* Preprocesses a sample that has arrived at the node, and at the same time writes it into the
+ * buffer, at the thread's part of the buffer's rate (the write time of NoPFS, section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;

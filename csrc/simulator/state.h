@@ -31,8 +31,8 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: when the sample is ready; once its rank has used it, when it was used; negative:
-     * unknown [s] */
+    /* by access: the time at which the sample is ready, later replaced by the time at which its
+     * rank used it; negative: unknown [s] */
     double *at;
 };
 
@@ -40,8 +40,8 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* WAITS: since when the thread waits for a rank to use a sample; SLEEPS: until about when it
-     * sleeps */
+    /* WAITS: the time since which the thread waits for a rank to use a sample; SLEEPS: the time at
+     * which it wakes, if sim_wake does not wake it before */
     double since;
 };
 
@@ -86,8 +86,8 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: 1 + the last epoch that has used the file, of the epochs with this
-     * remainder modulo EPOCHS_KNOWN; 0: none */
+    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch that used file f, among the epochs
+     * with remainder r modulo EPOCHS_KNOWN; 0: none */
     uint32_t *reused;
     /* files, if any has an owner: first asker of the current read of the file, or PFS_NONE */
     uint32_t *reading;
@@ -182,14 +182,15 @@ struct way {
     int32_t epoch;
 };
 
-/* Returns the way by which the file arrives first: from a copy, or from the file system (NoPFS,
- * section 4: the least of the times; here a time includes the wait for earlier requests). reached:
- * number of the node's current access, see copy_due. */
+/* Returns the way by which the file arrives first: from a copy, or from the file system. As in
+ * NoPFS, section 4, this is the least of the ways' times; here, a time includes the wait for
+ * earlier requests. reached: the number of the node's current access, with which copy_due is
+ * compared. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Requests the bytes by this way, and returns when they will have arrived. Returns a negative
- * number if that depends on later transfers over the links; then on_arrival is called when the
- * bytes arrive. Reads of the file system go through sim_read instead. */
+/* Requests the bytes by this way, and returns the time at which they will have arrived. Returns a
+ * negative number if this time depends on later transfers over the links; then on_arrival is called
+ * when the bytes arrive. Reads of the file system go through sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */

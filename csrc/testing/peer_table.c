@@ -170,8 +170,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* The lock is held during the whole replacement, so that a request meanwhile gets either the
-     * old file or the new one. */
+    /* The lock is held during the whole replacement, so that a request that comes meanwhile gets
+     * either the old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

@@ -5,8 +5,8 @@
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* Sets is_fast[i], for `n` files, to whether their source counts as fast after file i, whose open
- * and read took ns[i]. */
+/* Notes the times ns[i] that opening and reading each of `n` files of one source took, one after
+ * the other. is_fast[i] gets whether the source counts as fast after file i. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 /* Sets a file's want bit as a client does. Returns whether the bit, or its summary bit, was unset
  * before. */
@@ -33,9 +33,9 @@ struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
 /* Adds a file with a duplicate of `fd`, and replaces any file with the same source and hash. sums:
- * the sums of its blocks; digests: their digests, of MONARCH_MAC_BYTES each. Both are computed for
- * each answer if either is NULL. is_whole: all blocks are there; otherwise only the blocks that
- * monarch_peer_table_block reports. Returns 0 or -errno. */
+ * the sums of its blocks; digests: their digests, of MONARCH_MAC_BYTES each. If either is NULL, the
+ * sums and digests are computed for each answer. is_whole: all blocks are there; otherwise only the
+ * blocks that monarch_peer_table_block reports. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
@@ -50,15 +50,15 @@ uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
-/* Starts a server that serves the table's files. content_key: MONARCH_KEY_BYTES, the session's key
- * of digests, which all nodes have. Returns NULL without memory, descriptors, threads or
- * libcrypto. */
+/* Starts a server that serves the table's files. content_key: the session's key of digests,
+ * MONARCH_KEY_BYTES long, which all nodes have. Returns NULL if memory, descriptors, threads or
+ * libcrypto are lacking. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
 /* Closes all connections, joins the threads and frees the server; the table stays. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
-/* Computes the digest of `n` bytes under a session's content key. Returns 0, or -1 without memory
- * or libcrypto. */
+/* Computes the digest of `n` bytes under a session's content key. Returns 0, or -1 if memory is
+ * exhausted or libcrypto is not installed. */
 int monarch_digest_of(const unsigned char *content_key, const char *bytes, uint64_t n,
                       unsigned char *digest);
