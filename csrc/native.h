@@ -320,16 +320,17 @@ void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, i
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
  * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
- * the sum that a CHECK or COMPARE expects. peers: for each order MONARCH_ASKED numbers, of the
- * peers that a FILL asks before the source. MONARCH_HAS_IT is added to the number of a peer that
- * has the whole file; -1 stands for no peer. sums and peers may be NULL. Returns how many orders
- * were accepted. */
+ * the sum that a CHECK or COMPARE expects. peers: for each order, the numbers of the MONARCH_ASKED
+ * peers that a FILL asks before the source; -1 stands for no peer. If a peer has the whole file,
+ * MONARCH_HAS_IT is added to its number. sums and peers may be NULL. Returns how many orders were
+ * accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
-/* Submits orders to remove copies, which are done before all other orders. Each result has the
- * order's id, and the size of the file as `bytes`. Returns how many orders were accepted. */
+/* Submits orders to remove copies. The engine carries them out before all other orders. Each result
+ * has the order's id, and the size of the file as `bytes`. Returns how many orders were
+ * accepted. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 /* A grant is room in tiers, in which the engine itself may order fills of files for which readers
@@ -380,9 +381,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
  * publish, and nothing needs the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
 /* Tells the engine whether the caller waits for results, because it has more orders or waits for
- * room. The engine rings the doorbell at once for a result that was not published. For published
- * results it rings when many have accumulated, or earlier if the caller waits, so that the threads
- * do not run out of orders. Results can also be taken without a ring. */
+ * room. The engine rings the doorbell at once for a result whose copy it has not published. For
+ * results of published copies, it rings when many have accumulated, or earlier if the caller waits,
+ * so that the threads do not run out of orders. Results can also be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum

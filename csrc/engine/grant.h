@@ -18,5 +18,5 @@ void monarch_order_demanded(struct pool *p, struct worker *me);
  * because there may be room for the file now. Returns 0 if the loop was already woken since its
  * last rest. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
-/* Wakes the daemon's loop from a rest or from sleep. */
+/* Wakes the daemon's loop, whether it waits in monarch_engine_rest or for the doorbell. */
 void monarch_end_rest(struct pool *p);

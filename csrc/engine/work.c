@@ -75,7 +75,7 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Reports the order's result, and publishes the copy if it is complete. The result is queued before
- * the writer's lock is released, so that it precedes the result of the copy's removal. Python can
+ * the writer's lock is released, so that the result of the copy's removal comes later: Python can
  * order the removal as soon as it sees the copy, but must first set the entry's word under that
  * lock. */
 static void finish(struct pool *p, struct job *job) {
