@@ -1,5 +1,5 @@
-"""The cffi module monarch_py._native. Declarations come from the C headers themselves, through the
-preprocessor, so that every layout is written down once."""
+"""Builds the cffi module monarch_py._native. The module's declarations are the C headers
+themselves, after the preprocessor, so that every layout is written down only once."""
 
 import os
 import shlex

@@ -18,9 +18,9 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog by storing its generation in *generation. Clients read *generation to find the
- * current catalog. During the call no other thread may write to either catalog. At the first call
- * there is nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
+ * current catalog by storing the generation of `to` in *generation. Clients read *generation to
+ * find the current catalog. During the call no other thread may write to either catalog. At the
+ * first call there is nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds `n` entries to the catalog. The `path` of each, and the `copy_ino` of a link, are offsets in
@@ -37,16 +37,16 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
 /* Asks the kernel to use huge pages for the segment at `path`, so that a look-up among a million
- * files has fewer TLB misses. Call it for a segment that will not grow soon. The part for which the
- * kernel cannot do it stays as it is. */
+ * files has fewer TLB misses. Call it for a segment that will not grow soon. Where the kernel
+ * cannot use huge pages, the segment stays as it is. */
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
 /* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
  * Returns -1 and publishes nothing if the index of copies must be rebuilt first
- * (monarch_catalog_move). made[i]: whether this daemon made copy i, so that the copy has a
- * stamp if its tier's copies are stamped (monarch_engine_stamp). made = NULL: it made none of them.
- */
+ * (monarch_catalog_move). made[i]: whether this daemon made copy i. A copy that this daemon made
+ * has a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this
+ * daemon made none of the copies. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -55,7 +55,7 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
 /* --- clients: csrc/clients -------------------------------------------------------------------- */
 
-/* Collects the entries whose bits in `b` clients have set: clears these bits, and writes the
+/* Collects the entries whose bits clients have set in `b`: clears these bits, and writes the
  * entries' numbers to `ids`, in no particular order. Takes at most `max` bits, and only those of
  * the first `count` entries. Returns how many it took. */
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
@@ -74,18 +74,19 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
  * value. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
 void monarch_ring_doorbell(struct monarch_clients *m);
-/* Wakes each reader whose file is complete or will not be filled any more, so that it checks the
- * file's state again. Returns how many readers still have to wait. */
+/* Wakes each reader whose file is complete or will not be filled any more, so that the reader
+ * checks the file's state again. Returns how many readers still have to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
-/* Makes the directories' listings. Call this when everything has been scanned. Stores the listing
- * of each directory all of whose names are known in the `sum` of its entry. Stores it in `copy_ino`
- * too, where readers find it, unless the directory has changed since `young_ns`: such a directory
- * could change again without a change of its times. After sources were added, call this again with
- * the number of the first new source as `from`; the listings of earlier sources then stay. Returns
- * how many listings readers can find, or -1 if memory is exhausted. */
+/* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
+ * all names of a directory, stores the directory's listing in `sum` of the directory's entry.
+ * Stores the listing also in `copy_ino`, where readers find it, unless the directory has changed
+ * since `young_ns`: such a directory could change again without a change of its times. After
+ * sources were added, call this again with the number of the first new source as `from`; the
+ * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
+ * memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
  * descriptor of the source's root. */
@@ -164,12 +165,13 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
  * before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names the scan may look at until the next call; a negative number allows all names.
- * `wanted` is the allowance for wanted directories (monarch_scan_want). It replaces what is left of
- * their last allowance; but 0 only ends an allowance of all names, and leaves any other as it is.
- * `more_others` is added to what is left of the allowance for all other directories. A wanted
- * directory is listed even if its allowance is used up. Another directory is listed only while the
- * allowance for other directories is not used up. */
+/* Sets how many names the scan may look at until the next call. There are two allowances: one for
+ * the names in wanted directories (monarch_scan_want), and one for the names in all other
+ * directories. A negative number allows all names. `wanted` replaces what is left of the first
+ * allowance. But if `wanted` is 0, the first allowance stays as it is, unless it allows all names;
+ * then it ends. `more_others` is added to what is left of the second allowance. A wanted directory
+ * can always be listed. Any other directory is listed only while the second allowance is not used
+ * up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -195,8 +197,8 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
 /* Result of comparing a file or directory of the catalog with the source: the source has the same
  * version, another one, or none. If the source does not answer, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
-/* Compares entries, files and directories, with the source, from the first of the `n` entries on,
- * for at most `limit_ns`. Returns how many it compared, at least one. found[i] gets an enum
+/* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
+ * `limit_ns` have passed. Returns how many it compared, at least one. found[i] gets an enum
  * monarch_compared; fresh[i] gets the new attributes if the source has another version. roots[s] is
  * a descriptor of the root of source s. `threads` and `ops_per_s` are as for a scan. */
 uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
@@ -210,8 +212,9 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Half of the threads carry out such orders, so that the
-     * other half is free for fills. An engine with a single thread carries out none. */
+    /* Reads a copy into the page cache. Half of the threads for the sources do this, so that the
+     * other half is free for fills. An engine with a single thread for the sources carries out no
+     * PAGE_IN. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {
@@ -234,21 +237,22 @@ struct monarch_result {
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
     int32_t giver;
-    /* of a FILL: the node that keeps the file. A peer that was asked for the file, but has no room
-     * for it, has named this node. -1 if no peer has named a node */
+    /* of a FILL: the node that keeps the file, as named by a peer that was asked for the file but
+     * has no room for it; -1 if no peer has named a node */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
     uint32_t is_published;
-    /* Of a DROP or a failed FILL: the errno with which the removal of the copy failed, so that the
-     * copy still takes room; 0 if the copy is removed. */
+    /* Of a DROP or a failed FILL: 0 if the copy was removed. Otherwise the copy still takes room,
+     * and this is the errno with which its removal failed. */
     int32_t left;
 };
 
-/* Throughput of one endpoint. An endpoint is either all sources together, or one peer that had the
- * whole file. bytes: what threads have received from the endpoint so far; ns: the time that they
- * needed for it. Both are counted separately by how many threads used the endpoint when a thread
- * began: index 0 is for 1 thread, index 1 for 2 to 3, index 2 for 4 to 7, ... */
+/* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
+ * sends counts only if the peer had the whole file. bytes: what threads have received from the
+ * endpoint so far; ns: the time that they needed for it. The index in both arrays says how many
+ * threads used the endpoint when the thread that is counted began: 0 stands for 1 thread, 1 for 2
+ * to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -268,16 +272,16 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
  * source, which `control` has. Call this before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
-/* Makes the engine receive descriptors that readers hand over, from these `n` datagram sockets. The
- * caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread could be
- * started. Call this after monarch_engine_publish. */
+/* Makes the engine receive, from these `n` datagram sockets, the descriptors that readers hand
+ * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
+ * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists the files of a source whose descriptors were handed over, but which have no entry in the
- * catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at most
- * MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each file is
- * listed only once. The engine keeps the descriptor for an order that fills the file, until 50 ms
- * have passed since the descriptor came and the daemon's loop has had two more iterations. Then the
- * engine closes the descriptor. */
+/* Lists files of a source that have no entry in the catalog, but of which programs have handed over
+ * descriptors. Writes the attributes of at most `max` files to `entries`, and their paths, of at
+ * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
+ * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
+ * file. The engine closes the descriptor if there is still no order once 50 ms have passed since
+ * the descriptor came and the daemon's loop has had two iterations since this call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -303,7 +307,8 @@ int monarch_engine_pack_error(struct monarch_engine *e, unsigned source);
  * -1 if no member has the file's name, size and time. */
 void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_catalog *c,
                                uint64_t n, const uint64_t *ids, int64_t *places);
-/* Limits the bytes and operations that the sources are asked for each second; 0: no limit. */
+/* Sets how many bytes and operations per second the engine may request from the sources; 0: no
+ * limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
@@ -315,16 +320,17 @@ void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, i
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
  * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
- * the sum that a CHECK or COMPARE expects. peers: for each order MONARCH_ASKED numbers, of the
- * peers that a FILL asks before the source. MONARCH_HAS_IT is added to the number of a peer that
- * has the whole file; -1 stands for no peer. sums and peers may be NULL. Returns how many orders
- * were accepted. */
+ * the sum that a CHECK or COMPARE expects. peers: for each order, the numbers of the MONARCH_ASKED
+ * peers that a FILL asks before the source; -1 stands for no peer. If a peer has the whole file,
+ * MONARCH_HAS_IT is added to its number. sums and peers may be NULL. Returns how many orders were
+ * accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
-/* Submits orders to remove copies, which are done before all other orders. Each result has the
- * order's id, and the size of the file as `bytes`. Returns how many orders were accepted. */
+/* Submits orders to remove copies. The engine carries them out before all other orders. Each result
+ * has the order's id, and the size of the file as `bytes`. Returns how many orders were
+ * accepted. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 /* A grant is room in tiers, in which the engine itself may order fills of files for which readers
@@ -352,17 +358,18 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* The home of a file, where nodes share files: whether this node keeps the file, and the peers that
  * a fill of the file asks (-1: none). monarch_engine_homes tells the engine the homes of `n` files.
- * After the first call, the engine itself orders no fill of a file whose home it was not told;
- * Python must order it. Returns 0, or -1 without memory. */
+ * From the first call on, the engine itself orders fills only of files whose homes it was told;
+ * Python must order all other fills. Returns 0, or -1 if memory is exhausted. */
 struct monarch_home {
     int16_t asked_first, asked_then;
     uint16_t is_kept;
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until one of two things happens: a reader waits for a file that
- * has no order, and the grant does not let the engine order its fill; or a fill ends whose copy the
- * engine has not published. Returns whether one of them has happened since the last call. */
+/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. It does so when
+ * a file needs a fill that the grant does not let the engine order, when an order ends that may
+ * have made room for such a file, and when a fill ends whose copy the engine has not published.
+ * Returns whether the engine has left work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Keeps an order if a thread has begun it, if its
  * file is in use, or if a descriptor that a program handed over is kept for it. Each withdrawn
@@ -374,19 +381,20 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
  * publish, and nothing needs the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
 /* Tells the engine whether the caller waits for results, because it has more orders or waits for
- * room. The engine rings the doorbell at once for a result that was not published. For published
- * results it rings when many have accumulated, or earlier if the caller waits, so that the threads
- * do not run out of orders. Results can also be taken without a ring. */
+ * room. The engine rings the doorbell at once for a result whose copy it has not published. For
+ * results of published copies, it rings when many have accumulated, or earlier if the caller waits,
+ * so that the threads do not run out of orders. Results can also be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum
  * monarch_way: from the sources or from peers), or of both (MONARCH_WAYS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
-/* Returns whether there is a FILL from a source without a result. */
+/* Returns whether any FILL from a source has no result yet. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
 /* Counts, for each of `n` peers, the orders without a result that ask this peer first. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
-/* Reads `n` flows: that of the sources, then those of the peers in the order of their numbers. */
+/* Reads `n` flows: first the flow of the sources, then the flows of the peers, in the order of the
+ * peers' numbers. */
 void monarch_engine_flows(struct monarch_engine *e, struct monarch_flow *out, uint32_t n);
 /* The engine's counters: bytes read from sources, and files filled from them; bytes received from
  * peers, and files filled from peers alone. */

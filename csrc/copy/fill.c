@@ -221,10 +221,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. If the
- * file has more than MONARCH_CHUNK bytes, also starts the write-back of the block, which is awaited
- * two blocks later, so that dirty pages never accumulate; and drops the source's pages, which are
- * not read again here. The kernel keeps the pages that a program maps or reads at this moment. */
+/* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
+ * file of more than MONARCH_CHUNK bytes, does two more things. It starts the write-back of the
+ * block, and waits for the write-back that was begun two blocks earlier, so that dirty pages never
+ * accumulate. And it drops the pages of the source's file that have this block, because the fill
+ * does not read them again; the kernel keeps those that a program maps or reads at this moment. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -333,8 +334,9 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* Reads the file into `buffer` from its pack, if it has a pack that can be read. Returns whether it
- * did. Only a file of one unit has a pack, so no other thread moves a part of the file. */
+/* If the file has a pack that can be read, reads the file from the pack into `buffer` and returns
+ * 1; else returns 0. Only a file of one unit has a pack, so no other thread moves a part of the
+ * file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
@@ -390,8 +392,8 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
         return;
     /* The sum of the whole block is known in two cases. Either a peer has sent exactly this block,
      * along with its sum. Or these bytes came from the source and end the block, and the stream has
-     * seen all bytes of the block; if the order asked a peer, bytes from that peer may have
-     * bypassed the stream. */
+     * seen all bytes of the block. If the order asks a peer, this is not certain, because bytes
+     * from a peer bypass the stream. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)

@@ -1,6 +1,7 @@
 /* Measures how many bytes threads receive from each endpoint, and how long that takes. An endpoint
- * is either all sources together, or one peer. Policies choose endpoints by the throughput of each
- * of the threads that use an endpoint (NoPFS, section 4: r_j(p_j) / p_j, with p_j threads). */
+ * is either all sources together, or one peer. Policies choose among endpoints by the throughput
+ * that each thread gets (NoPFS, section 4: r_j(p_j) / p_j, where p_j is the number of threads that
+ * use endpoint j). */
 #include "copy/flow.h"
 
 #include "copy/state.h"

@@ -64,9 +64,9 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow if two conditions hold: the peer has
- * the whole file, so that it need not wait for the source; and a request was sent, which is not so
- * while requests to the peer are suppressed after a failure. */
+/* Asks the peer once. The duration counts in the peer's flow if the peer has the whole file, and so
+ * need not wait for the source, and if the status is OK or TIMEOUT. With another status, perhaps no
+ * request was sent: after a failure, requests to the peer are suppressed for a while. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -81,9 +81,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * When nodes are started together, the first one would otherwise read all files from the source,
- * although other nodes are to read some of them there. Bytes for which no reader waits can wait
- * until the others serve. */
+ * If nodes are started together, and the first node did not wait for the others, it would read all
+ * files from the source, also those that other nodes are to read there. So bytes for which no
+ * reader waits have to wait until the peer serves. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};

@@ -26,9 +26,9 @@
  * orders no thread has begun. */
 #define WINDOWS 32
 /* A gap of at most this size [bytes] between two ordered members is always read along with them, so
- * that members that only a header separates are in one window. A larger gap is read along if it is
- * no longer than all ordered members before it in the window together, so that at most about half
- * of a read is wasted. */
+ * that members with only a header between them are in one window. A larger gap is read along if it
+ * is no longer than all ordered members before it in the window together, so that at most about
+ * half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further members that have orders.
  * There can be such members before the window, because other threads may have begun later orders
@@ -36,7 +36,7 @@
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL
-/* Interval [ns] at which a thread that waits for another thread's read checks whether the engine
+/* A thread that waits for another thread's read checks at this interval [ns] whether the engine
  * stops. */
 #define LOOK_NS 50000000L
 
@@ -59,7 +59,7 @@ struct pack {
     uint64_t slots;                 /* a power of 2 */
     uint32_t *slot;                 /* hash table: index + 1 of a member; 0: empty */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a window was read */
+    pthread_cond_t changed; /* broadcast after each read of a window */
     int error;              /* under the lock: errno of the last read, or 0; ESTALE is final */
     uint64_t retry_ns;      /* under the lock: after an error, no read is tried before this time */
     uint64_t uses;
@@ -89,8 +89,8 @@ static void index_members(struct pack *p) {
     }
 }
 
-/* Makes a pack, which then owns the descriptor. Returns NULL without memory; the caller then still
- * owns the descriptor. */
+/* Makes a pack, which then owns the descriptor. Returns NULL if memory is exhausted; the descriptor
+ * then still belongs to the caller. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -179,8 +179,8 @@ static int is_in_group(const struct monarch_control *c, uint32_t gid) {
     return 0;
 }
 
-/* Returns whether the mode lets this user read the file. The check is needed because the pack may
- * be readable for users who may not read the file at the source. */
+/* Returns whether the file's mode lets the owner of the session read the file. The check is needed
+ * because the owner may be able to read the pack but not the file at the source. */
 static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
     const struct monarch_control *c = e->control;
     if (!c || c->reads_everything)
@@ -303,7 +303,7 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
 }
 
 /* Prepares a window that contains this member, for fill_window to read. Returns NULL if no window
- * is free, or without memory. */
+ * is free, or if memory is exhausted. */
 static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
     uint64_t first = first_beside(p, member);
     struct window *w = free_window(p);
@@ -383,9 +383,9 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads the next window after `w` in which a member is ordered to be filled. A thread calls it
- * while it waits for another thread to read `w`: several concurrent reads hide the source's
- * latency. Returns 0 if there is nothing to read, or if no window is free. */
+/* Reads another window, which begins with the next ordered member after `w` that is in no window. A
+ * thread does this while it waits for another thread to read `w`: several concurrent reads hide the
+ * source's latency. Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

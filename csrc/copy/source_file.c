@@ -20,8 +20,8 @@
 /* --- limits ----------------------------------------------------------------------------------- */
 
 /* Reserves the next free span of time for `n` bytes or operations, of which `per_s` are allowed
- * each second. Returns when the span begins. Unused time is lost, except for the last 20 ms, which
- * compensate for threads that wake late. */
+ * each second. Returns the time at which the span begins. Unused time is lost, except for the last
+ * 20 ms, which compensate for threads that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -112,8 +112,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* Turns read-ahead off: it would request from the source bytes of units that were already
-     * read. */
+    /* Turns read-ahead off, because it would request units from the source that were read
+     * before. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;

@@ -15,8 +15,8 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Returns whether the order's file can be read through a descriptor that a program has opened. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
-/* Checks, once all bytes were read, that the file is still the one that the catalog describes, so
- * that the bytes belong together. Returns 0, or -1 if the file has changed. Asks the source's
+/* Checks that the file is still the one that the catalog describes: then all bytes that were read
+ * before this call belong together. Returns 0, or -1 if the file has changed. Asks the source's
  * server, because the kernel's cached attributes may be older than the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or

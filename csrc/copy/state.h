@@ -27,8 +27,8 @@ struct monarch_engine {
     /* Serves readers that wait, in a thread that would otherwise only wait for a peer. `buffer` has
      * MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
-    /* bytes_per_s, ops_per_s: the most bytes and operations that the sources are asked for each
-     * second; 0: no limit. next_byte_ns, next_op_ns: atomic; when the next byte and the next
+    /* bytes_per_s, ops_per_s: the most bytes and operations per second that are requested from the
+     * sources; 0: no limit. next_byte_ns, next_op_ns: atomic; when the next byte and the next
      * operation may be requested [ns of CLOCK_MONOTONIC]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
     /* The writer through which finished copies are published. NULL: the caller publishes them when
@@ -42,8 +42,8 @@ struct monarch_engine {
     struct monarch_fills *fills;
     struct pack *pack[MONARCH_MAX_SOURCES]; /* by source; NULL for none, see pack.h */
     struct endpoint *endpoint; /* by index: the sources, then each peer by its number; see flow.h */
-    /* Atomic, by source: the share of recent files that were fast (monarch_note_speed), and of
-     * those whose pages were gone (monarch_note_pages). */
+    /* Both atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
+     * pageless: the share of recent files whose pages were gone (monarch_note_pages). */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
     /* by source: number of fills by which the source's speed was judged */
     uint32_t judged[MONARCH_MAX_SOURCES];

@@ -132,7 +132,7 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    /* this read does not count as a use of the pages (Linux 6.3) */
+    /* makes the read not count as a use of the pages, from Linux 6.3 on */
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {

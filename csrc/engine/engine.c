@@ -171,7 +171,7 @@ int monarch_engine_reads_sources(struct monarch_engine *e) {
     return reads;
 }
 
-/* Ends unfinished fills. Call this when no thread works on them any more. */
+/* Ends unfinished fills. Call this once no thread works on them any more. */
 static void abandon_fills(struct pool *p) {
     for (struct fill *f; (f = p->fills);) {
         p->fills = f->next;

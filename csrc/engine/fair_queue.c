@@ -78,9 +78,10 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Readers may be left in `of_ranks`. At each slot with a reader of a rank, one of them is
-     * yielded; but a slot whose demand was taken or answered after `of_ranks` was filled was passed
-     * without yielding one. Yield the readers that are left. */
+    /* Each slot that is passed while a reader of a rank waits in it yields one reader of
+     * `of_ranks`. If such a reader's demand is taken or answered after `of_ranks` was filled, its
+     * slot yields none, and `of_ranks` is not empty at the end. Yield the readers that are still in
+     * it. */
     if (l->length) {
         *w = take_first(l);
         return 1;

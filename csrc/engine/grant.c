@@ -25,9 +25,9 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If only
- * part of a tier's room is granted, and that part is too small, the tier itself may still be the
- * first that fits. So later tiers are not tried then. */
+/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If a
+ * tier's granted room is too small, but only part of the tier's room is granted, the file may still
+ * fit into this tier. So later tiers are not tried then. */
 static int take_room(struct grant *g, uint64_t size) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -85,8 +85,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* If the word still has a copy's number, it is that of an older copy, which must be removed
-     * first. */
+    /* A copy's number in the word belongs to an older copy, which must be removed first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
         return NULL;
     int tier = take_room(g, e->size);
@@ -221,8 +220,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->is_kept ? MONARCH_OWN : 0;
 }
 
-/* Writes into the catalog, where programs see it too, from where this node fills each file: from
- * the source or from another node. */
+/* Writes into the catalog, where programs see it too, whether this node fills each file from the
+ * source, from another node, or not at all. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

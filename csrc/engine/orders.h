@@ -3,8 +3,9 @@
 
 #include "engine/schedule.h"
 
-/* Makes an order for an entry of `c`. No other thread sees the order yet. Returns NULL without
- * memory. The parameters are those of monarch_engine_submit. The caller holds the writer's lock. */
+/* Makes an order for an entry of `c`. No other thread sees the order yet. Returns NULL if memory is
+ * exhausted. The parameters are those of monarch_engine_submit. The caller holds the writer's
+ * lock. */
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);

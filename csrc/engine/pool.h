@@ -29,8 +29,8 @@ struct grant {
     /* Fills that the engine has ordered since Python last took this list. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand that a thread has looked at although its file had no order.
-     * From then on, the threads skip that demand. */
+    /* By demand slot: the last demand for a file without an order that a thread has looked at. From
+     * then on, the threads skip that demand. */
     uint64_t refused[MONARCH_DEMANDS];
     /* By demand slot: whether the threads look at the demand in `refused` again after the next
      * grant, because they looked too early: there was no grant, or the file was FILLING. */
@@ -53,7 +53,7 @@ enum monarch_role {
     MONARCH_DOES_ALL = 1,
     /* only work that readers wait for; a thread looks for it between two parts of other work */
     MONARCH_DOES_DEMANDS = 2,
-    /* also PAGE_INs, which read copies into memory. Only every other thread for the sources has
+    /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
      * this role, so that a tier that hangs cannot block all of them. */
     MONARCH_READS_AHEAD = 4,
 };
@@ -111,7 +111,7 @@ struct pool {
     struct fair_queue fair[MONARCH_WAYS];
     int rung;           /* the daemon was rung for results, and has not taken them yet */
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
-    /* stack of the free slots of the fills segment: the first `free_slots` elements */
+    /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
     /* Both by way. width: how many threads may at a time do work for which no reader waits.
      * unasked: how many do so now. */

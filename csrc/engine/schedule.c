@@ -361,8 +361,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * passes over a peer only if threads are at that peer. */
+/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short,
+ * because it passes over a peer only if some of the few threads are at that peer. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -435,8 +435,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A thread that fills a unit ahead of a reader from a peer is not counted against the width:
-     * the reader will soon wait for the unit, and there are enough threads for peers. */
+    /* A thread that gets a unit from a peer ahead of a reader is not counted against the width: the
+     * reader will soon wait for the unit, and there are enough threads for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

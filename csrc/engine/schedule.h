@@ -35,7 +35,7 @@ struct work {
     struct job *job;   /* the order to begin, or NULL */
     struct fill *fill; /* if job is NULL: the fill of which one unit or one block must be moved */
     uint64_t unit, block;
-    int is_unit;       /* whether it is a unit */
+    int is_unit;       /* 1: a unit must be moved; 0: a block */
     int leaves_nobody; /* with this work, all threads that have the caller's roles have work */
 };
 

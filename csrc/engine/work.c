@@ -75,7 +75,7 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Reports the order's result, and publishes the copy if it is complete. The result is queued before
- * the writer's lock is released, so that it precedes the result of the copy's removal. Python can
+ * the writer's lock is released, so that the result of the copy's removal comes later: Python can
  * order the removal as soon as it sees the copy, but must first set the entry's word under that
  * lock. */
 static void finish(struct pool *p, struct job *job) {
@@ -142,8 +142,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work. If it finds demands on the way whose files have no order, orders
- * fills for them. Returns 0 if there is no work. */
+/* Finds the caller's next work. If the search meets demands whose files have no order, also orders
+ * fills of these files. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -371,8 +371,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until there is one without work of each kind (with and without
- * READS_AHEAD), or until `most_threads` run. Does nothing while another thread is in this
+/* Starts threads for the sources until one thread with the role READS_AHEAD and one thread without
+ * that role have no work, or until `most_threads` run. Does nothing while another thread is in this
  * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);

@@ -4,9 +4,9 @@
 #include "engine/schedule.h"
 
 /* Starts the threads that the engine begins with. More threads for the sources are started later,
- * when all running ones that have the role READS_AHEAD have work, or all that do not have it.
- * Returns 0 if no thread for the sources could be started. A thread ends when the engine is
- * stopping and the bell of its way is rung. */
+ * when all running ones with the role READS_AHEAD, or all without that role, have work. Returns 0
+ * if no thread for the sources could be started. A thread ends when the engine is stopping and the
+ * bell of its way is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
 /* Implements monarch_engine.serve_readers. A nested call does nothing, so that a thread is inside
  * at most two waits for peers at once. */
@@ -15,6 +15,6 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer);
  * meanwhile. */
 void monarch_do_handed(struct worker *w, struct job *job);
 /* Maps a thread's buffer of MONARCH_CHUNK bytes, of which only touched pages take memory. Returns
- * NULL without memory. */
+ * NULL if memory is exhausted. */
 char *monarch_map_buffer(void);
 void monarch_unmap_buffer(char *buffer);

@@ -11,7 +11,7 @@ struct handed {
     int is_read;    /* the program has read the whole file */
     uint64_t id;    /* number of the file's entry, or MONARCH_NO_ENTRY */
     uint64_t claim; /* number under which the file is claimed (clients/claims.h) */
-    /* attributes of a file without an entry; of any other file, only `ino` is set */
+    /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
     /* The next three fields are used while the descriptor waits for an order (kept.c). is_told:

@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
- * A descriptor comes with the number of its file's entry, or with the file's path. None of these is
- * trusted: the fill checks that the descriptor is of the file that the catalog describes, as it
- * does for a descriptor that it opened itself. The threads have no other work, so that a descriptor
- * is closed soon. That matters because a lock that the program has on the open file description
- * (flock) lasts until the last descriptor of that description is closed. */
+ * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
+ * trusted: the fill checks that the descriptor is of the file that the catalog describes, as the
+ * fill does for a descriptor that it opened itself. The threads have no other work, so that a
+ * descriptor is closed soon: if the program has a lock on the open file description (flock), the
+ * lock lasts until the last descriptor of that description is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -124,7 +124,8 @@ static int watch(const struct handovers *h, int fd, int how) {
 }
 
 /* Receives the next message. *fd gets the message's descriptor, or -1 if this process has as many
- * descriptors as it may have. Returns whether the message is valid, so that it names a file. */
+ * descriptors as it may have. Returns whether the message is valid; a valid message names a
+ * file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {

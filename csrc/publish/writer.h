@@ -48,6 +48,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Sets from where this node fills a file that nodes share: MONARCH_OWN, MONARCH_OF_OTHERS or 0. */
+/* Stores from where this node fills a file, where nodes share files: MONARCH_OWN (from the source),
+ * MONARCH_OF_OTHERS (from another node), or 0 (not known, or this node does not keep the file). */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

@@ -59,8 +59,8 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
 }
 
 /* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. A thread finds few
- * files in a short time. So its entries are appended to the last batch that Python has not taken,
- * if that has room, and one iteration of Python's loop handles many files. */
+ * files in BATCH_NS. So its entries are appended to the last batch that Python has not taken, if
+ * they fit there, and one iteration of Python's loop handles many files. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

@@ -26,7 +26,7 @@ struct task {
     int is_first, is_wanted;
     int is_settled; /* the directory has not changed since the scan's `since_ns` */
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
-    uint32_t place; /* position in the directory of the portion's first name */
+    uint32_t place; /* the portion's first name: its position in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* the directory's path, relative to the source's root ("" for the root itself), with its NUL;
      * then, for each name of a portion, the inode number and the name with its NUL */
@@ -53,7 +53,8 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    /* oldest first, so that the order of the catalog's entries is close to that of the listings */
+    /* oldest first, so that the catalog's entries come in nearly the same order as the names in the
+     * listings */
     struct queue portions;
     struct task *todo; /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
@@ -95,8 +96,8 @@ void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **ba
 
 /* --- tasks.c: the work that is left ----------------------------------------------------------- */
 
-/* Makes a task for a directory, with room for `room` bytes of names. Returns NULL without memory,
- * and counts that as an error of the scan. */
+/* Makes a task for a directory, with room for `room` bytes of names. If memory is exhausted, counts
+ * an error of the scan and returns NULL. */
 struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t room);
 /* Queues a task; NULL is ignored. */
 void monarch_add_task(struct monarch_scan *s, struct task *t);
@@ -106,8 +107,8 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
  * itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be looked at now
- * (monarch_scan_allow). monarch_count_looks subtracts their number from how many names may still be
- * looked at. The caller holds the lock. */
+ * (monarch_scan_allow). monarch_count_looks subtracts the number of names of a task from the
+ * allowance of that task's directory. The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */

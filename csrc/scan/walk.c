@@ -27,9 +27,10 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks the file up in the catalog, which already has it if a program has handed it over. *e gets
- * the entry, with the attributes that were read then. Returns whether the directory still has this
- * file (`ino`) under this name. If so, only the file's place in the directory must be reported. */
+/* Looks the file up in the catalog, which already has the file if a program has handed over its
+ * descriptor. *e gets the entry, with the attributes that were read when the entry was added. ino:
+ * the inode number that the directory has for this name now. Returns whether the entry's file has
+ * the same number; then only the file's place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
