@@ -147,8 +147,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Statistics of this process's own opens and reads at the sources. at_hand and near are the shares
  * of calls that took less time than the limit for the page cache and for a local disk. If a thread
  * has to wait for a processor during a call, that wait is timed too, so the mean becomes too long.
- * If two threads write at the same time, one of their values is lost. Children of a fork
- * inherit the statistics. */
+ * If two threads write at the same time, one of their values is lost. Children of a fork inherit
+ * the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

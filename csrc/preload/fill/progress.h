@@ -13,8 +13,8 @@
  * that is unknown. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
-/* Resets the number of bytes that this process has read of the file to 0. Call this when the
- * process begins to read the file again. */
+/* Resets the number of bytes that this process has read of the file to 0, so that only later reads
+ * count. */
 void monarch_progress_begin_again(uint64_t id);
 /* Call this when a read of `n` bytes has promoted its descriptor, so that the library will not see
  * later reads. If at least an eighth of the file was read by then, the file counts as read to its

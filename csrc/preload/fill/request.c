@@ -55,7 +55,7 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
         monarch_hint_scan(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
-/* --- files that a program's own reads fill -------------------------------------------------- */
+/* --- files that a program's own reads fill ---------------------------------------------------- */
 
 /* If the kernel does not keep the pages of a source, one in this many of its files is still read as
  * if the kernel kept its pages. */
