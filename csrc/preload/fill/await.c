@@ -7,21 +7,19 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Shortest time that an open and a read at the source must take together for a wait to pay off
- * [ns]. If they take less, an open goes to the source at once, because a wait costs some system
- * calls. */
+/* If an open and a read at the source together take less time than this [ns], an open goes to the
+ * source at once, because a wait costs some system calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* Most opens in a row that skip their wait after a wait in vain. A wait is in vain if no copy came
- * in time. */
+/* After a wait that has brought no copy, at most this many opens in a row skip their wait. */
 #define MOST_SKIPPED 64
 
-/* --- waits in vain ---------------------------------------------------------------------------- */
+/* --- skipped waits ---------------------------------------------------------------------------- */
 
 /* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
- * left_to_skip was last set to. A wait in vain sets both to twice last_skipped plus one, up to
- * MOST_SKIPPED; a wait that brings the copy sets both to 0. */
+ * left_to_skip was last set to. A wait that brings no copy sets both to twice last_skipped plus
+ * one, up to MOST_SKIPPED; a wait that brings the copy sets both to 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -85,9 +83,9 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
 }
 
 /* Waits for the copy of a file that this node fills from another node, or whose fill is already
- * reading the source. If the program opened the file at the source instead, the source would serve
- * an open that the copy makes needless, and in the second case would also send the bytes twice. The
- * wait lasts at most WHOLE_NS (demand.c). */
+ * reading the source. The wait saves the source an open. If the fill is reading the source, the
+ * wait also saves the source from sending the same bytes to the program. The wait lasts at most
+ * WHOLE_NS (demand.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

@@ -8,13 +8,13 @@
  * o->copy is the path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
-/* Waits for the copy of a small file whose fill is ordered or under way, and so saves the source an
- * open and a read. This function is for opens after which the library sees the reads. Returns
- * whether there is a copy now; `o` is then as after monarch_look_up. A fill that is queued is moved
- * to the front.
+/* Waits for the copy of a small file whose fill is queued or under way, or that this node fills
+ * from another node. The wait saves the source an open and a read. This function is for opens after
+ * which the library sees the reads. Returns whether there is a copy now; `o` is then as after
+ * monarch_look_up. A fill that is queued is moved to the front.
  *
- * The wait lasts at most a second if the file comes from another node, or if the program's own
- * reads could have served as the fill. For any other file, it lasts at most 1.2 times as long as an
- * open and a read at the source take this process on average. */
+ * The wait lasts at most a second if the file comes from another node, or if the file is one that a
+ * program's own reads can fill (monarch_may_read_direct). For any other file, the wait lasts at
+ * most 1.2 times as long as an open and a read at the source take this process on average. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);

@@ -7,7 +7,7 @@
 
 /* Most units that one call demands at a time: the unit that it needs first, and the next ones. */
 #define AHEAD 8
-/* Most slots that are tried to place a demand. */
+/* Most slots that are tried for one demand. */
 #define TRIES 32
 /* Interval at which a waiting reader checks whether the daemon has made progress [ns]. Each filled
  * unit counts as progress. If a check finds none, the reader rings the daemon. The daemon's loop
@@ -23,8 +23,9 @@
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait in vain adds this much to the debt of its file, and to the debt of the process [ns].
- * Passing time repays debts, so a few delays in a long life disable nothing for good. */
+/* A wait that times out adds this much to the debt of its file, and to the debt of the process
+ * [ns]. While a debt is too large, reads go to the source without a wait. Passing time repays
+ * debts, so a few delays in a long life disable nothing for good. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -33,14 +34,14 @@
 /* Largest debt of the process. While the process owes more than seven times DEBT_NS, every file is
  * read from the source. */
 #define LIMIT (8 * DEBT_NS)
-/* Longest time that a process waits in vain in total [ns]. Once that time is used up, the process
- * waits in vain for at most 1 / WASTE_SHARE of the time that passes. */
+/* Total time that the process may spend in waits that time out [ns]. Once this time is used up, the
+ * process spends at most 1 / WASTE_SHARE of its further life in such waits. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
 #define WASTE_SHARE 20
-/* Largest value of waste_debt. A wait in vain adds WASTE_SHARE times its length to waste_debt,
- * which passing time repays like the other debts. */
+/* Largest value of waste_debt. A wait that times out adds WASTE_SHARE times its length to
+ * waste_debt, which passing time repays like the other debts. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
 /* A caller that needs the whole file waits for at most this time, unless it sets its own limit
@@ -106,9 +107,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait in vain. A wait with a limit that the caller has set is for a whole file, parts of
- * which may still come. So such a wait counts as wasted time, but adds no debt. A wait that
- * replaces an open of the source (is_instead) is not noted here but in await.c. */
+/* Notes a wait that has timed out. If the caller has set a limit, the wait was for a whole file,
+ * parts of which may still come, so the wait adds to waste_debt only. A wait that replaces an open
+ * of the source (is_instead) is not noted here but in await.c. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)

@@ -13,7 +13,8 @@ struct monarch_wanted {
     /* The version that the entry had while it described the caller's file. The entry gets another
      * version when it comes to describe another file. */
     uint32_t version;
-    /* when the caller began to wait for the byte at `at`; 0: it has not waited for that byte yet */
+    /* time at which the caller began to wait for the byte at `at`; 0: it has not waited for that
+     * byte yet */
     uint64_t since_ns;
     uint64_t limit_ns; /* limit of the wait; 0: the default of the function that waits */
     /* 1: the caller waits instead of opening the source, so the wait must not last much longer than

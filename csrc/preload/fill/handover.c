@@ -26,7 +26,7 @@
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
-/* Most digits of a socket's number in its name. */
+/* Most digits of the number in a socket's name. */
 #define DIGITS 2
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
@@ -60,9 +60,8 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read; its next read
- * then requests a copy. The fill is not requested here, because the lock that the caller is about
- * to take is not granted yet. Another process may hold it and be about to change the data, which a
- * fill would copy now. */
+ * then requests a copy. The fill is not requested here: the caller's lock is not granted yet, so
+ * another process may hold the lock and may still change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -141,7 +140,7 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 /* Per descriptor, how much was read of a file without an entry. If two descriptors share a slot,
  * the earlier one is forgotten. */
 static struct unmet {
-    uint64_t word; /* atomic: the descriptor's word in the table, without flags */
+    uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
 } unmet[UNMET] SELDOM;
 
@@ -190,7 +189,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
 }
 
 /* Writes the file's path, as the kernel reports it, into the message. Returns 0 if that path is in
- * no source. This is a separate function, so that its stack frame holds only the message. */
+ * no source. This is a separate function, so that the buffer for the whole path is no longer on the
+ * stack when the message is sent. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -246,7 +246,7 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 }
 
 /* Hands over a file that has an entry. Returns whether this descriptor, or another one of the file,
- * was sent. The descriptor may belong to another file, after a close that the library did not see;
+ * was sent. If the library has missed a close, the descriptor may belong to another file by now;
  * the daemon checks that. The descriptor is not sent if the open file may have locks or is shared
  * with other processes; the daemon must then open the file itself. TRACK_HANDED and the claim are
  * set before the check for locks. A thread that takes a lock does the reverse: it notes the lock
@@ -291,11 +291,12 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program does not read the file sequentially from its beginning. The read that
- * completes 1 / PART of the file decides: in sequential order, its end offset equals the number of
- * bytes read so far. Small files are assumed to be read completely. bytes: number of bytes that
- * were read so far, including this read. n: number of bytes of this read. end: the offset where
- * this read ended, or -1 for a read at the descriptor's own offset. */
+/* Whether the program reads the file in another order than sequentially from the beginning. Only
+ * the read that completes 1 / PART of the file decides: if all reads were sequential, it ends at
+ * the offset that equals the number of bytes read so far. For a small file, the result is 0,
+ * because the program is assumed to read the file completely. bytes: number of bytes that were read
+ * so far, including this read. n: number of bytes of this read. end: the offset where this read
+ * ended, or -1 for a read at the descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

@@ -21,8 +21,8 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
  * source's file, or the whole file was counted at its open. at: the offset where the read began, or
  * -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
-/* The next three functions take `tracked`, a descriptor's word in the table, which must have
- * TRACK_DIRECT. */
+/* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
+ * is set. */
 
 /* Call this before a read. Returns whether the file now has a copy that was not made from this
  * descriptor. If so, the descriptor is no longer direct. */
@@ -35,8 +35,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read);
  * file. If the catalog knows the file and the library has seen no read of it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
-/* Call this before a lock, a lease or a flag is set on an open file. These last as long as any
- * descriptor of the open file, so the daemon must not have one. If less than half of the file was
- * read, the descriptor will not be handed over. If the descriptor was handed over already, waits up
- * to 50 ms until the daemon has closed its own descriptor. */
+/* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts
+ * until the last descriptor of the open file is closed, so the daemon must have no such descriptor.
+ * If less than half of the file was read, the descriptor will not be handed over. If the descriptor
+ * was handed over already, waits up to 50 ms until the daemon has closed its own descriptor. */
 void monarch_keep_descriptor(int fd);

@@ -22,7 +22,7 @@ static struct stream {
     uint64_t id;
 } streams[STREAMS] SELDOM;
 
-static_assert(MONARCH_MAX_FILES <= 1 << 24, "a number and its bytes share a word");
+static_assert(MONARCH_MAX_FILES <= 1 << 24, "an entry's number must fit into 24 bits");
 
 static const struct monarch_entry *entry_of(struct session *s, uint64_t id) {
     return s && s->clients && id < MONARCH_MAX_FILES ? monarch_entry_of(s, id) : NULL;
@@ -130,25 +130,25 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * [ns]. */
 #define AT_HAND_NS 20000
 /* Limits for a local disk: it serves an open in less than OPEN_NEAR_NS, and a read of a small file
- * in less than READ_NEAR_NS [ns]. A file system that asks a server at the open takes longer for it
- * than OPEN_NEAR_NS. */
+ * in less than READ_NEAR_NS [ns]. A file system that asks a server at each open takes longer than
+ * OPEN_NEAR_NS for an open. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* If most of the recent files took less than these limits, the library follows only one file in
  * this many. */
 #define FOLLOWED 256
-/* Value of a share that means that all opens, or all reads, took less than the limit. */
+/* Value of a share if all opens, or all reads, took less than the limit. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources: their mean times, and the shares
- * of those that took less than the limits for the page cache and for a local disk. If a thread had
- * to wait for a processor during a call, the call is timed with that wait, and the mean becomes too
- * long. If two threads write at the same time, one of their values is lost. Children of a fork
- * inherit the statistics. */
+/* Statistics of this process's own opens and reads at the sources. at_hand and near are the shares
+ * of calls that took less time than the limit for the page cache and for a local disk. If a thread
+ * has to wait for a processor during a call, that wait is timed too, so the mean becomes too long.
+ * If two threads write at the same time, one of their values is lost. Children of a fork inherit
+ * the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

@@ -13,7 +13,8 @@
  * that is unknown. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
-/* Resets that number to 0, because a new read of the file begins. */
+/* Resets the number of bytes that this process has read of the file to 0, so that only later reads
+ * count. */
 void monarch_progress_begin_again(uint64_t id);
 /* Call this when a read of `n` bytes has promoted its descriptor, so that the library will not see
  * later reads. If at least an eighth of the file was read by then, the file counts as read to its
@@ -47,6 +48,6 @@ int monarch_source_is_near(void);
 uint64_t monarch_note_source_open(uint64_t since_ns);
 uint64_t monarch_note_source_read(uint64_t since_ns);
 
-/* Returns the mean time of an open at the sources plus that of a read [ns], or 0 if no open was
- * timed yet. */
+/* Returns the mean time of an open at the sources plus the mean time of a read [ns], or 0 if no
+ * open was timed yet. */
 uint64_t monarch_latency_ns(void);

@@ -39,11 +39,11 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know, by the path that the kernel reports,
- * in which links and dots are resolved. Call this only once the file is open: the daemon asks the
- * source about each file of which it is told, and a path that leads to no file must not cost
- * anything. This is a separate function, because it needs stack space for a path, which few opens
- * need. */
+/* Tells the daemon of a file that the catalog does not know. The daemon gets the path that the
+ * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
+ * the daemon asks the source about each path that it gets, and a path that leads to no file must
+ * not cost that. This is a separate function, because it needs stack space for a path, which few
+ * opens need. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -55,7 +55,7 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
         monarch_hint_scan(s, (unsigned)source, rel, n - (size_t)(rel - path), is_part);
 }
 
-/* --- files whose fill is a program's own reads ------------------------------------------------ */
+/* --- files that a program's own reads fill ---------------------------------------------------- */
 
 /* If the kernel does not keep the pages of a source, one in this many of its files is still read as
  * if the kernel kept its pages. */

@@ -16,7 +16,7 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 
 /* --- claims --------------------------------------------------------------------------------------
  * A claim says that a program reads a file itself, and that its reads are to serve as the fill.
- * While the claim holds, the daemon does not fill the file ahead, and delays a fill that its policy
+ * While the claim lasts, the daemon does not fill the file ahead, and delays a fill that its policy
  * has ordered. */
 
 /* Whether a program's reads of the file can serve as its fill. They cannot if the file is empty or
@@ -24,8 +24,8 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * lock on the file was seen, or if nodes share the files and this node is not the one that reads
  * this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as its fill. They are if all
- * of this holds: they can serve (monarch_may_read_direct); the file has no copy; no fill of the
+/* Whether the reads of a program that opens the file now are to serve as the file's fill. They are
+ * if all of this is true: they can (monarch_may_read_direct); the file has no copy; no fill of the
  * file has begun; and no program has requested a fill since the daemon last took the requests. A
  * fill that policy has ordered counts as begun only once a thread works on it. word: the entry's
  * word. */

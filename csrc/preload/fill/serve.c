@@ -50,9 +50,9 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Tells the daemon that a file was opened, without waking the daemon, which looks at these bits
- * regularly. Until the daemon has looked, further opens of the file only load the bits that are set
- * already. */
+/* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
+ * daemon is not woken. Until it has looked, further opens of the file find the bits set, and only
+ * load them. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -212,8 +212,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* The fill has not begun. Even if the daemon has already ordered it ahead of any open, the
-         * request tells the daemon that a program needs the file now. */
+        /* The fill has not begun. Even if the daemon has already queued the file to be filled
+         * ahead, the request tells the daemon that a program needs the file now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

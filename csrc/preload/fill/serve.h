@@ -16,18 +16,18 @@ struct monarch_opening {
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    /* 1: the path's text leads into no source, and no hint says where it leads
-     * (monarch_opened_elsewhere) */
+    /* 1: the path's text leads into no source, and no hint says where it leads; so call
+     * monarch_opened_elsewhere after the open */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
-    int is_alone; /* 1: the file is neither claimed nor followed (is_left_alone) */
+    int is_alone; /* 1: the file is neither claimed nor followed, see is_left_alone */
     char copy[MONARCH_COPY_PATH];
 };
 
 /* Looks up a path for an open or a similar call, and stores the outcome in *out. If the file has no
- * copy, requests one from the daemon, unless the program's own reads are to serve as the fill
- * (`claimed`). */
+ * copy, requests one from the daemon, unless the program's own reads are to serve as the fill;
+ * out->claimed is then 1. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
 /* The next two functions are the two steps of monarch_look_up. Between them, the caller can open
@@ -46,8 +46,8 @@ static inline int monarch_is_plain(int flags) {
 
 /* Returns the flags for opening a copy, if the program opens the file with `flags`. O_NOFOLLOW is
  * added, so that a link in the place of the copy is not followed. O_DSYNC records that the program
- * itself has passed O_NOFOLLOW. O_DSYNC is free for that, because an open in which the program
- * passes it never gets a copy. */
+ * itself has passed O_NOFOLLOW. O_DSYNC is free for that, because a program's own open with O_DSYNC
+ * never gets a copy. */
 static inline int monarch_copy_flags(int flags) {
     return flags | O_NOFOLLOW | (__builtin_expect(flags & O_NOFOLLOW, 0) ? O_DSYNC : 0);
 }

@@ -10,8 +10,8 @@
 
 #include "preload/process/attributes.h"
 
-/* A lock that is held for longer than this is given up [ns]. Only a child of vfork that was killed
- * leaves the table locked. */
+/* If a thread waits for the lock for longer than this [ns], the process gives up the lock for good.
+ * This happens only if a child of vfork was killed while it held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 

@@ -49,8 +49,8 @@ int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* These functions change the table; the caller holds the lock. If monarch_slot_put finds no free
- * slot, the range stays on the source. */
+/* The next three functions change the table; the caller holds the lock. If monarch_slot_put finds
+ * no free slot, the range stays on the source. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);

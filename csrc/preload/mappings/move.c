@@ -25,7 +25,7 @@
  * needs a frame. */
 #define STACK 262144
 /* A mapping stays on the source after this many passes in which its entry was PRESENT but the copy
- * could not be mapped (no descriptors, no address space). */
+ * could not be mapped, for lack of descriptors or of address space. */
 #define TRIES 500
 /* All mappings stay on the source once the daemon has made no progress for this time [ns]. */
 #define SILENCE_NS 60000000000ULL
@@ -87,7 +87,7 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        if (!is_address(r)) /* the kernel has no memory for another mapping */
+        if (!is_address(r)) /* no memory for another mapping: moves the trial mapping there */
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
         done = is_address(r);

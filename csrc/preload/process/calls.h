@@ -265,7 +265,8 @@ static inline void *monarch_real_of(void **at, const char *name) {
  * callers do not have enough stack for that. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
-/* Converts the result of a raw system call into that of libc: for an error, -1 with errno set. */
+/* Converts the result of a raw system call into what libc returns: for an error, -1 with errno
+ * set. */
 static inline long monarch_result(long r) {
     if (r >= 0)
         return r;

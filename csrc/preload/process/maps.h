@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-/* The identity of a file in /proc/self/maps. It may differ from the one that stat returns
- * (overlayfs, btrfs). So the library reads the identity from /proc/self/maps when a mapping is
- * made, and later compares it with what that file shows then. */
+/* The identity of a file in /proc/self/maps. On overlayfs and btrfs, stat may return another
+ * identity. So the library reads the identity from /proc/self/maps when a mapping is made, and
+ * later compares it only with what /proc/self/maps then shows. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

@@ -84,8 +84,8 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* Parts of the text that `syscall` must show for a thread: the call's number with its first
-     * argument, and its fourth argument, for example "8 0x5 " and "0x1234 ". */
+    /* What the thread's file `syscall` in /proc must contain: the call's number with the first
+     * argument, and the fourth argument, for example "8 0x5 " and "0x1234 ". */
     char first[40], fourth[24];
     int found;
 };
@@ -103,8 +103,8 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Whether a line of `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1 0x1234 0x0 0x0
- * 0x7ffc... 0x7f3c...", or it is a single word or empty. */
+/* Whether a line of the file `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1 0x1234
+ * 0x0 0x0 0x7ffc... 0x7f3c...", or it is a single word or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)

@@ -19,7 +19,7 @@ const char *monarch_library;
 /* Most tables that are stored. If more libraries come before libc, the last of them are not
  * searched; libc always is. */
 #define TABLES 64
-/* The value in struct real_calls of a function that no library defines. */
+/* The value that struct real_calls has for a function that no library defines. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */
@@ -93,7 +93,7 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries define none of the names, which two bits of their Bloom filter show. The
+    /* Most libraries do not define the name. Two bits of a library's Bloom filter show that. The
      * filter's size is a power of two; otherwise the dynamic linker would not have loaded the
      * library. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
@@ -151,14 +151,15 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Before the constructor, several threads may call this function at once. They do so one after the
- * other, because dl_iterate_phdr holds a lock, and they store the same results. */
+/* Several threads may call this function at once before the constructor has run. They search one
+ * after the other, because dl_iterate_phdr takes a lock, and all of them store the same results. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* This library comes after libc if it was loaded by dlopen, or because another library needs
-     * it. Then only calls through its handle reach it, and any library may define the functions. */
+    /* This library comes after libc if dlopen has loaded it, or if it was loaded because another
+     * library needs it. Then only calls through its handle reach it, and all other libraries are
+     * searched, because any of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

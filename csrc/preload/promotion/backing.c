@@ -21,8 +21,9 @@
  * because a program may close backing descriptors, although it does not know their numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. The program may have
- * closed the backing descriptor by a direct system call, and opened another file at its number. */
+/* For each backing descriptor: the lower half of its file's inode number. is_ours compares it,
+ * because the program may have closed the backing descriptor by a direct system call, and opened
+ * another file at its number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -322,8 +323,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with other threads, the number of a duplicate may belong to another file by now.
-     * Duplicates there stay descriptors of the copy. */
+    /* In a process with several threads, a duplicate is not replaced and stays a descriptor of the
+     * copy, because its number may belong to another file by now. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

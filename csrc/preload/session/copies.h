@@ -11,8 +11,9 @@
 /* Size of a buffer for the path of a copy; the copy's name is written as 16 digits. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
-/* Writes the path of the copy that `word` names. Every open needs such a path, so all 16
- * hexadecimal digits are computed at once; the first MONARCH_COPY_NAME of them are the name. */
+/* Writes the path of the copy that `word` names. Every open needs such a path, so it is
+ * written fast: all 16 hexadecimal digits are computed together, and the first MONARCH_COPY_NAME of
+ * them are the name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);

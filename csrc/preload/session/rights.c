@@ -44,14 +44,14 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
         if (tried == n && ++missing > unmapped)
             return 0;
     }
-    /* In a container with its own user namespace, the process keeps the groups that it had before.
-     * Most of them have no mapping there (UNMAPPED), and no call can add such a group. So in a
-     * container, and only there, groups of the daemon may be missing, but no more of them than the
-     * process has unmapped groups. */
+    /* In a container with its own user namespace, the process keeps the groups that it had outside.
+     * Most of them have no mapping in the container and are shown as UNMAPPED; no call can add such
+     * a group. So each UNMAPPED group may stand for one missing group of the daemon. Outside a
+     * container, no group may be missing. */
     return !missing || !are_our_users(k);
 }
 
-/* Writes the effective group and all supplementary groups to `groups`. Returns their number, or a
+/* Writes the effective group and all supplementary groups to `groups`. Returns how many, or a
  * negative errno: -EINVAL if there are more than `room`. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);

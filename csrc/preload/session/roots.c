@@ -86,7 +86,7 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 /* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
  * word has two bits per source: 0 unknown, 1 the path leads to the scanned directory, 2 it leads to
  * another one. The upper half counts the process's changes of root. */
-static_assert(MONARCH_MAX_SOURCES <= 16, "their bits fill the lower half");
+static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
     const struct monarch_source *root = &s->control->source[source];
@@ -109,8 +109,8 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
         /* After a chroot, the paths of the tiers may lead elsewhere too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* An answer that was found before a chroot must not be stored after it. The chroot has then
-         * changed the count in the word, so the loop checks again. */
+        /* An answer that was found before a chroot must not be stored after it. A chroot changes
+         * the count in the word; this inner loop then ends, and the outer loop checks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

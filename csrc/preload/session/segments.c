@@ -85,7 +85,8 @@ struct request {
     int reused;
     int has_no_number; /* 1: the process has no free descriptor number */
 };
-static_assert(sizeof(struct request) <= MONARCH_APART_BYTES, "it is copied");
+static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
+              "monarch_run_apart must be able to copy it");
 
 /* Runs `map`. If the process has no free descriptor, runs it again in a thread with its own table
  * of descriptors. Without the mapping, a change could not be recorded, and other processes would

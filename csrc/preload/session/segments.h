@@ -7,7 +7,7 @@
  * configuration does not exist. */
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
-/* Whether the session's last daemon has ended in order, for example because a user has stopped
+/* Whether the session's last daemon has shut down properly, for example because a user has stopped
  * it. */
 int monarch_was_stopped(void);
 

@@ -123,8 +123,8 @@ void monarch_rights_may_differ(void);
 struct monarch_stats *monarch_my_stats(struct session *s);
 
 /* A rank is a training process with its workers; launchers number the ranks of a node from 0.
- * monarch_rank is the launcher's number for this process's rank + 1, or 0 if no launcher has given
- * a number. */
+ * monarch_rank is 1 + the number that the launcher has given to this process's rank, or 0 if no
+ * launcher has given a number. */
 extern unsigned monarch_rank __attribute__((visibility("hidden")));
 /* Reads monarch_rank from the environment. Call this in a constructor, because other threads may
  * change the environment later. */

@@ -17,7 +17,8 @@ struct told {
     uint64_t mark; /* the new value of `told` in struct monarch_clients */
     int has_no_number, is_done;
 };
-static_assert(sizeof(struct told) <= MONARCH_APART_BYTES, "it is copied");
+static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,
+              "monarch_run_apart must be able to copy it");
 
 /* Opens a segment that has at least `least` bytes and that other users cannot access. Returns its
  * descriptor, or -errno. */
@@ -91,6 +92,6 @@ int monarch_tell_change(const struct stat *st, int is_tree) {
     if (t.has_no_number)
         monarch_run_apart(tell, &t, sizeof t);
     if (t.is_done)
-        monarch_log("recorded a change without the session's segments", NULL, NULL);
+        monarch_log("recorded a change without mapping the session's segments", NULL, NULL);
     return t.is_done;
 }
