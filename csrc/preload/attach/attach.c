@@ -18,7 +18,7 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* a page for each session after the first */
+#define NODE_BYTES 4096 /* each session after the first is in a page of its own */
 #define NUMBERS 32
 
 static struct session first;
@@ -30,7 +30,8 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 /* --- attaching ------------------------------------------------------------------------------ */
 
 /* Fills in `s`, a new session that no other thread has seen yet: takes over the mapped segment
- * `control`, and maps the segment of the clients. Returns 0 if that segment cannot be used. */
+ * `control`, and maps the segment of the clients. Returns 0 if the segment of the clients cannot be
+ * used. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -265,8 +266,8 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Whether this process runs the command `monarch`, which starts and stops daemons itself. The
- * kernel names a process that runs a script after the script. */
+/* Whether this process runs the command `monarch`, which starts and stops daemons itself. For a
+ * process that runs a script, PR_GET_NAME returns the script's name. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);

@@ -78,8 +78,9 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment, because other threads may change it later. With MONARCH_DISABLE=1, the
- * library does nothing in the starter, even if /etc/ld.so.preload names it. */
+/* Copies the environment, because other threads may change it later. Leaves out the job's
+ * variables, and adds MONARCH_DISABLE=1: with it, the library does nothing in the starter, even if
+ * /etc/ld.so.preload loads the library there. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -130,7 +131,7 @@ static int has_record(void) {
     return fd >= 0;
 }
 
-/* Reads the wish from the record. MONARCH_AUTOSTART=1 turns a wish of no into yes. */
+/* Reads the wish from the record. If the record says no, MONARCH_AUTOSTART=1 overrides it. */
 static void read_wish(struct plan *p) {
     const char *asked = value_of("MONARCH_AUTOSTART");
     const struct monarch_setting now = {p->config, p->mounts, value_of};
@@ -351,8 +352,8 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-/* Atomic. seen_beat: the heartbeat last seen, plus the inode number of its session. seen_ns: since
- * when seen_beat has that value. */
+/* Atomic. seen_beat: the heartbeat last seen, plus the inode number of its session. seen_ns: time
+ * of the last change of seen_beat. */
 static uint64_t seen_beat, seen_ns;
 
 /* Whether the daemon's process has certainly ended. Returns 0 for a daemon in another pid
@@ -426,9 +427,9 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the starter is needed although there is a session, because the session's daemon was
- * killed or must learn of a new source. If there is a record for this process's setting, the daemon
- * knows the sources of that setting: a daemon that starts removes the records of all other
- * settings. */
+ * killed or must learn of a new source. A daemon that starts removes the records of all settings
+ * but its own. So if there is a record for this process's setting, the daemon knows the sources of
+ * this setting. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -446,7 +447,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* A record of an earlier version of the configuration does not count. */
+    /* The record that has_record has found may be for another setting, or for an earlier version of
+     * the configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

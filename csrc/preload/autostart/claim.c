@@ -7,7 +7,7 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Number of starts, the latest ones, whose times are stored in the session's file `starts`. */
+/* How many of the latest starts have their times stored in the session's file `starts`. */
 #define STARTS 3
 /* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
  * again at most twice within it. */
@@ -53,8 +53,8 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts, or 0 if it does not count. The time of a start that
- * lies in the future is from an earlier boot, and does not count. */
+/* Returns the time until which a start counts, or 0 if it does not count. A start whose time is in
+ * the future was before the last boot, and does not count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
@@ -85,7 +85,7 @@ uint64_t monarch_claim_taken_until(void) {
     return taken_until(starts, monarch_now_ns(), &first);
 }
 
-/* Records this start. Returns 0 if none is allowed now. */
+/* Records this start. Returns 0 if no start is allowed now. */
 static int count_start(int fd) {
     uint64_t starts[STARTS] = {0}, now = monarch_now_ns();
     int first;

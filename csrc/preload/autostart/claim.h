@@ -1,4 +1,5 @@
-/* The claim of a starter: only one runs at a time, and starts are limited in number. */
+/* The claim that a starter must have. The claim ensures that only one starter runs at a time, and
+ * limits the number of starts. */
 #pragma once
 
 #include <stdint.h>

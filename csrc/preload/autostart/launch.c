@@ -115,17 +115,17 @@ BESIDE static void unbind(void) {
 
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
  * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
- * 6.13, it copies at most the lowest 64 descriptors and closes the copies). Copies of more
- * descriptors are avoided, because closing a copy would flush a file that the program is writing.
- * Older kernels have only unshare, which copies all descriptors. The copies without FD_CLOEXEC then
- * stay open until the launched program closes them. */
+ * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It is tried first,
+ * because it makes few copies: closing a copy flushes a file that the program is writing. Older
+ * kernels have only unshare, which copies all descriptors. The copies without FD_CLOEXEC then stay
+ * open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
 }
 
-/* Leaves /dev/null as descriptors 0 and 1, `errors` as 2 (/dev/null if it is negative), and `kept`
- * as 3. */
+/* Makes descriptors 0 and 1 refer to /dev/null, 2 to the file of `errors` (or to /dev/null if
+ * `errors` is negative), and 3 to the file of `kept`. */
 BESIDE static int set_descriptors(int kept, int errors) {
     const int first_free = 4;
     const int null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);

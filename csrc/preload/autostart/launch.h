@@ -19,9 +19,9 @@ struct monarch_launch {
      * the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: between_runs for the intermediate process, and runs for the process that
-     * becomes the program. Each holds the pid of its process, until the kernel clears it because
-     * that process has left this memory. While between_runs is not 0, `runs` may be 0 because the
+    /* Atomic futexes: `between_runs` for the intermediate process, and `runs` for the process that
+     * becomes the program. Each is the pid of its process, until the kernel clears it because that
+     * process has left this memory. While `between_runs` is not 0, `runs` may be 0 because the
      * intermediate process has yet to make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */

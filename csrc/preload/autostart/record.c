@@ -10,7 +10,7 @@
  * first word of a line tells which fact it is:
  *
  *   monarch autostart 1         the first line of the file
- *   config PATH                 the configuration; several may have one session
+ *   config PATH                 the configuration; several configurations may share a session
  *   mounts INODE                the mount namespace in which the record was written
  *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: it did not exist
  *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set

@@ -78,7 +78,7 @@ PUBLIC int lremovexattr(const char *path, const char *name) {
 }
 
 /* --- attributes by descriptor --------------------------------------------------------------------
- * A descriptor of a copy stands for its source file, which is changed by its path. */
+ * For a descriptor of a copy, the call changes the source's file, by that file's path. */
 
 PUBLIC int fchmod(int fd, mode_t mode) {
     char real[MONARCH_PATH_MAX];

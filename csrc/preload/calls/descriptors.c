@@ -65,7 +65,7 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
 }
 
 /* Returns whether the kernel supports close_range (Linux 5.9) with these flags. The test call is
- * harmless: its range holds a number at which no descriptor can be open. */
+ * harmless: no descriptor can have the only number in its range. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -172,7 +172,7 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    /* an integer argument is in the same register, and is passed on unchanged */
+    /* an integer is in the same register as a pointer would be, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     struct monarch_pin pin;

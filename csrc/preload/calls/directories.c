@@ -16,7 +16,7 @@
 
 /* Open listings of the catalog are in `pool`, so that a DIR * shows by its address whether it is
  * one of them or libc's. */
-#define DIRECTORIES 256 /* listings that can be open at a time; any more list the source */
+#define DIRECTORIES 256 /* if so many listings are open, further ones list the source */
 
 struct directory {
     uint32_t used; /* atomic */
@@ -240,7 +240,7 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
     struct list l = {NULL, 0, 0};
     int old_errno = errno, done = 1;
     for (; done && get(d, d->at, &d->found); d->at++) {
-        errno = 0; /* like libc: a filter function that sets errno does not fail the call */
+        errno = 0; /* like libc: each call of `choose` begins with errno 0 */
         if (!choose || choose(&d->found))
             done = keep(&l, &d->found);
     }

@@ -36,7 +36,7 @@ static int answer(const char *path, struct statfs *s) {
         return 0;
     const struct monarch_filesystem *f = &k.session->control->source[k.entry->source].filesystem;
     if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session) ||
-        !monarch_can_tell(&k)) /* a file that is gone is on no file system */
+        !monarch_can_tell(&k)) /* if the file is gone, the call must fail */
         return 0;
     fill(f, s);
     return 1;

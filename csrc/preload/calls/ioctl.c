@@ -21,9 +21,9 @@ static int source_of(int fd) {
     return backing >= 0 ? backing : fd;
 }
 
-/* Returns the descriptor to share blocks from. Blocks can be shared only within one file system. So
- * if `to` is not on a source's device, the request must fail anyway, and `from` is used without
- * opening the source. */
+/* Returns the descriptor for a request that shares the blocks of `from` with `to`. Blocks can be
+ * shared only within one file system. So if `to` is not on a source's device, the source's file
+ * cannot serve, and `from` itself is used, without opening the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -54,7 +54,7 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    /* an integer argument is in the same register, and is passed on unchanged */
+    /* an integer is in the same register as a pointer would be, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))

@@ -52,9 +52,8 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* The library does not see reads of a copy. But this copy did not exist when the open
-         * began, so the file counts as read to its end. A small file that is read at the source
-         * counts the same way. */
+        /* Reads of a file count if the file had no copy when the open began (progress.h). The
+         * library does not see reads of a copy, so the whole file is counted now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -239,8 +238,8 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc, unseen by the library; spawn.c records that open
- * beforehand. */
+/* The child opens the file inside libc, unseen by the library. So if `path` leads to a copy, it is
+ * replaced here; and spawn.c records the change before the child is made. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

@@ -17,8 +17,8 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This comes before the call, so that no thread keeps an answer that it gets during the
-         * call. */
+        /* This comes before the call, so that no thread stores during the call whether it sees the
+         * sources (roots.h). */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();

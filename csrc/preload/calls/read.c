@@ -69,8 +69,8 @@ static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
          * started */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table, because another thread may still need the word:
-     * it may have claimed bytes by moving the offset, and may have to move the offset back. */
+    /* A word with TRACK_OFFSET stays in the table, because another thread may still need it: that
+     * thread may have claimed bytes by moving the offset, and may have to move the offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -178,10 +178,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source the bytes that the copy has not given. If the descriptor belongs to another
- * file by now, that file's bytes must not be mixed with those of the copy, nor be returned for an
- * offset in the first file. If the descriptor was promoted meanwhile, the copy is complete and
- * gives the bytes. */
+/* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
+ * file after the read, the bytes just read may be of that file, and are not used. The descriptor
+ * may have been promoted: then the copy is complete and gives the bytes. Otherwise, the source's
+ * file is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -203,8 +203,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
- * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case,
- * the result can be OTHER_FILE. */
+ * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case can
+ * the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -380,7 +380,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_note_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* if the file has grown since, the new bytes are for the next call */
+    long wanted = (long)w.n; /* if the file has grown, its new bytes are for the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);
@@ -490,8 +490,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait, another thread may have closed the descriptor, or its number may be another
-     * file's now. */
+    /* During the wait, another thread may have closed the descriptor, and another file may have got
+     * its number. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();

@@ -17,7 +17,7 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    void *to = va_arg(args, void *); /* in a register, which can be read even without an argument */
+    void *to = va_arg(args, void *); /* reads a register, even if no argument was passed */
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (flags & MREMAP_FIXED)

@@ -1,4 +1,4 @@
-/* Records the files that posix_spawn will open for writing in the child, before the call.
+/* Before a call of posix_spawn, records the files that the child will open for writing.
  *
  * The child opens these files inside libc, unseen by the library. A relative path starts from the
  * child's directory, which earlier actions may change, so the whole list of actions is needed to
@@ -92,7 +92,7 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes the path that action `i` opens to the end of `buffer`. *dir gets the descriptor, in this
+/* Writes to the end of `buffer` the path that action `i` opens. *dir gets the descriptor, in this
  * process, of the directory from which the path starts. Returns the path, or NULL if it is too
  * long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {

@@ -219,8 +219,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets a copy's mtime, by which stamped copies are found. Newer kernels return the mtime only if
- * the caller asks for it. */
+/* Gets the mtime of a file that may be a copy, because the stamp by which some copies are found is
+ * in their mtime (monarch_stamp). If the caller has not asked for the mtime, newer kernels have not
+ * returned it in *x. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

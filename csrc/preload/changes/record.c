@@ -138,7 +138,7 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory of `path`. `path` has MONARCH_PATH_MAX bytes and is modified. */
+/* Marks the directory of `path`, which must not be empty and is cut in place. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);

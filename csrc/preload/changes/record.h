@@ -1,5 +1,5 @@
-/* Records what a program changes. The interposed functions call these functions before or during
- * the change. */
+/* Records what a program changes. The interposed functions call these functions before or right
+ * after the change. */
 #pragma once
 
 #include <fcntl.h>

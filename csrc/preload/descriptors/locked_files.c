@@ -35,8 +35,8 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Maximum number of locked ranges of one file that are preserved. A program that has more loses the
- * others. */
+/* Maximum number of locked ranges of one file that are preserved. Locks on further ranges are
+ * lost. */
 #define MOST 128
 #define WORD 24
 
@@ -127,9 +127,9 @@ static void read_locks_of(int fd, void *data) {
 
 /* Takes the process's read locks a second time, so that they are held while a descriptor of the
  * file is closed. They are taken through an open file of the library's own, to which only a mapping
- * refers afterwards: a close would drop the process's locks, an unmapping does not. Write locks
- * cannot be taken a second time, so another process may take them in between. Returns the mapping,
- * or a negative number if there is none. */
+ * refers afterwards. So the open file can be released by an unmapping; a close would drop the locks
+ * that take_again has just taken. Write locks cannot be taken a second time, so another process may
+ * take them in between. Returns the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);

@@ -1,5 +1,5 @@
-/* Tracks whether the working directory is far from all sources, so that no relative path leads to
- * one. */
+/* Tracks whether the working directory is far from all sources. While it is, most relative paths
+ * need no look-up. */
 #pragma once
 
 #include <fcntl.h>

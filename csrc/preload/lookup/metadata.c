@@ -63,8 +63,8 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed. From now on the source lists it, without further looks. Other
-     * errors may be temporary. */
+    /* The directory has changed or is gone. From now on the source lists it, without further looks.
+     * After any other error, which may be temporary, nothing is recorded. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;

@@ -45,7 +45,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
 
-/* Resolves the path to its entry, and to the path relative to the source, without links and
+/* Resolves the path. *place gets the entry, and the path relative to the source, without links and
  * dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
