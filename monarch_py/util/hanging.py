@@ -5,7 +5,6 @@ process makes the call, and is abandoned if it hangs. A thread would not do, bec
 hangs would keep this process from ending.
 """
 
-import ctypes
 import os
 import select
 import signal
@@ -15,12 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from monarch_py.native import lib
+
 # How long a file system may take to answer [s]. A busy file system may take a second.
 LIMIT_S = 5.0
-# linux/fcntl.h and linux/stat.h
-AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, STATX_BYTES = -100, 0x2000, 0x7FF, 256
-STATX = getattr(ctypes.CDLL(None), "statx", None)  # glibc has it from 2.28 on
-_attributes = ctypes.create_string_buffer(STATX_BYTES)
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
@@ -64,18 +61,9 @@ def _ask(path: Path) -> tuple[int, int] | None:
         return child, answer
     try:
         _detach(end)
-        _look_up(path)
+        lib.monarch_have_answered(os.fsencode(path))
     finally:
         os._exit(0)
-
-
-def _look_up(path: Path) -> None:
-    """Has the server of the file system answer, whatever attributes the kernel has cached. A later
-    `stat` then finds the new attributes in the cache."""
-    if STATX is None:
-        os.statvfs(path)
-    else:
-        STATX(AT_FDCWD, os.fsencode(path), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, _attributes)
 
 
 def _detach(end: int) -> None:
