@@ -142,9 +142,10 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
-        # All objects that exist now live until the end, so the garbage collector can ignore them
-        # from now on.
+        # All objects that exist now live until the end, so the garbage collector, which `spawn` has
+        # turned off, can ignore them from now on.
         gc.freeze()
+        gc.enable()
         control.begin()
         daemon.run()
         log.info("the daemon has ended")

@@ -75,10 +75,11 @@ def ignore_the_jobs() -> None:
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
     working directory away from the daemon, so the path of this package is passed as an argument.
-    The daemon multiplies no matrices, so numpy need not start a thread for each processor."""
+    The daemon multiplies no matrices, so numpy need not start a thread for each processor. While
+    modules are imported, the garbage collector would find nothing, in a tenth of the time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1));"
+        "import gc, os, sys; gc.disable(); sys.path.insert(0, sys.argv.pop(1));"
         " os.environ.setdefault('OPENBLAS_NUM_THREADS', '1');"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
