@@ -54,7 +54,7 @@ def test_it_is_as_without(
     assert "Traceback" not in (session.paths.log).read_text()
 
 
-@pytest.mark.parametrize("module", ["click", "yaml", "numpy"])
+@pytest.mark.parametrize("module", ["click", "yaml", "msgspec"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_modules_are_loaded(
     session_factory: Callable[..., Session], tree: Path, tmp_path: Path, module: str, number: int
