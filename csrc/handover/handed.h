@@ -14,8 +14,9 @@ struct handed {
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
-    /* The next three fields are used while the descriptor waits for an order (kept.c). is_told:
-     * policy knows of the file. is_ordered: the order exists, and no thread has begun it. */
+    /* The next three fields are used until a fill begins to use the descriptor (kept.c). is_told:
+     * policy knows of the file. is_ordered: policy has ordered the fill, and no thread has begun
+     * it. */
     int is_told, is_ordered;
     uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
     uint64_t renames;    /* count of directory renames before the path was looked up */

@@ -35,7 +35,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
     """Check that a configuration can work on this node, without starting anything.
 
     The site's configuration is checked with it. Exits with 2 and one sentence if the configuration
-    cannot work. `monarch doctor` checks the node too.
+    cannot work. To examine the node as well, use `monarch doctor`.
     """
     layers = read_layers(config_file, sources)
     checked(config_file, with_sources=not layers.lack_sources, sources=sources)

@@ -118,7 +118,7 @@ def load_document(
     except (ValueError, OverflowError):
         # PyYAML passes the number in an escape such as "\UFFFFFFFF" to chr() without a check.
         raise Spot(document, 1).error(
-            "not YAML (an escape beyond the last character)", "correct the escape with '\\U'"
+            "not YAML (an escape names a character above U+10FFFF)", "correct the escape with '\\U'"
         ) from None
     except RecursionError:
         raise Spot(document, 1).error(

@@ -323,8 +323,8 @@ class SessionDir:
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"
-        # The sockets through which programs hand the daemon descriptors of files that they have
-        # read (struct monarch_handover).
+        # Through these sockets, programs hand over descriptors of files that they have read
+        # (struct monarch_handover).
         self.handovers = [path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
         self.log = path / "log"
         self.log_before = path / "log.1"

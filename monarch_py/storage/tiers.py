@@ -282,7 +282,8 @@ class Tier:
                 if error.errno not in NO_DESCRIPTOR:
                     raise
             self._next_overhead_s = now_s + LOOK_S
-        # The estimate includes rows that are not written yet.
+        # The second term estimates the overhead from the copies, because the manifest's rows of
+        # recent copies are not written yet.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 

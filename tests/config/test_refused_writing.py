@@ -376,7 +376,7 @@ REFUSED = {
     ),
     "two documents": ("a: 1\n---\nb: 1\n", 2, "", "not YAML (but found another", "key: value"),
     "control character": ("a: 1\nb: \x07\n", 2, "", "#x0007 is not allowed", "remove it"),
-    "no such character": (r'a: "\UFFFFFFFF"', 1, "", "an escape beyond", "correct the escape"),
+    "no such character": (r'a: "\UFFFFFFFF"', 1, "", "above U+10FFFF", "correct the escape"),
     "nested too deeply": ("[" * 5000, 1, "", "nested too deeply", "check the path"),
     "empty": ("", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
     "only a comment": ("# nothing\n", 1, "", "the file is empty", "'sources' and 'hierarchy'"),

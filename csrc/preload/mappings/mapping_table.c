@@ -10,8 +10,8 @@
 
 #include "preload/process/attributes.h"
 
-/* If a thread waits for the lock for longer than this [ns], the process gives up the lock for good.
- * This happens only if a child of vfork was killed while it held the lock. */
+/* If a thread waits for the lock for longer than this [ns], the process never tries to take the
+ * lock again. This happens only if a child of vfork was killed while it held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 

@@ -312,7 +312,8 @@ class GroupLoader:
 
 
 class _Groups:
-    """The groups of an iteration. At most two are in the slots, read or being read."""
+    """The groups of an iteration. At most two are in the slots: each of them has been read or is
+    being read."""
 
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs

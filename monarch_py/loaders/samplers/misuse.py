@@ -71,7 +71,7 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, the sampler cannot know which batches were delivered, or which"
-            " weight a batch has; remove in_order=False"
+            "in_order: with False, batches come in any order, so that the sampler cannot know which"
+            " were delivered, nor the weight of each batch's loss; remove in_order=False"
         )
     return other_length(samples, getattr(loader, "dataset", None))

@@ -27,9 +27,9 @@ from monarch_py.loaders.staged.work import Failure, Work
 # between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor, but not before four numbers of workers were measured, which the two lines of the model
-# need. For a dataset of one size class, measuring also ends when batches come more than twice as
-# fast as the training uses them.
+# factor. At least four numbers of workers are measured, because the model has two straight lines,
+# and each needs two points. For a dataset of one size class, measuring also ends when batches come
+# more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
