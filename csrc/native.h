@@ -155,10 +155,6 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 /* Moves a directory, and the directories above it, to the front of those still to be listed.
  * is_deep: also moves the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
-/* Has the server of a file system answer for the attributes of the file at `path`, even if the
- * kernel has them in its cache. A look-up that follows then finds them there. Returns 0 or
- * -errno. */
-int monarch_have_answered(const char *path);
 /* Like monarch_stat_entry, with flags for statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);

@@ -31,11 +31,6 @@ static void from_statx(struct monarch_entry *e, const struct statx *x) {
         e->word = monarch_word(MONARCH_BYPASS, MONARCH_UNSUPPORTED, 0, 0);
 }
 
-int monarch_have_answered(const char *path) {
-    struct statx x;
-    return statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &x) != 0 ? -errno : 0;
-}
-
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes) {
     return monarch_statx_entry(root, source, path, 0, e, target, target_bytes);

@@ -114,6 +114,8 @@ class Daemon:
             self._open_tiers.end_unused()
             raise
         self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
+        # Whether all names are to be scanned, whatever programs do.
+        self._is_urgent = False
 
     def _make_ready(
         self,
@@ -267,6 +269,7 @@ class Daemon:
             is_short = busy or self.plan_manager.is_awake
             rest_s = min(REST * took_s, SHORT_REST_S if is_short else MOST_REST_S)
         time.sleep(min(rest_s, NAP_S))
+        self.shared.beat()
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _pause_ms(self, quiet: int) -> int:
@@ -347,13 +350,9 @@ class Daemon:
             found=self.scanner.found,
             size_bytes=ahead.mean_bytes,
         )
-        is_due = self._is_urgent or not ahead.is_on
-        self.scanner.allow(*(ALL_NAMES if is_due else allowed))
-
-    @property
-    def _is_urgent(self) -> bool:
-        """Whether a command or a plan needs what the daemon does in the background."""
-        return self.scanner.is_in_a_hurry or self.plan_manager.is_active
+        needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
+        self._is_urgent = needs_all or not ahead.is_on
+        self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
         """Lets the engine order fills between two parts of an iteration. Otherwise descriptors that

@@ -75,12 +75,11 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file, which has no copy, is small and the source returns it as fast as the page cache
- * does. To claim the file, or to track its descriptor, would then take longer than to read it. So
- * neither is done, and the file counts as read to its end. */
-static int is_left_alone(const struct session *s, const struct monarch_entry *e, uint64_t word) {
-    return MONARCH_WORD_STATE(word) != MONARCH_BYPASS && e->size && e->size <= MONARCH_UNIT &&
-           !s->control->fill_after && monarch_source_is_at_hand();
+/* Whether the file is small and the source returns it as fast as the page cache does. To claim the
+ * file, or to track its descriptor, would then take longer than to read it. So neither is done, and
+ * the file counts as read to its end. */
+static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
@@ -96,7 +95,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         tell_opened(s, (uint64_t)o->id);
         int may_come = MONARCH_WORD_STATE(word) != MONARCH_BYPASS && o->entry->size;
         int is_direct = o->claimed && monarch_is_read_direct(s, o->entry, (uint64_t)o->id, word);
-        if (may_come && o->is_alone)
+        int is_alone = o->is_alone || (!o->claimed && is_left_alone(s, o->entry));
+        if (may_come && is_alone)
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
@@ -206,8 +206,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
             monarch_copy_path(s, word, o->copy);
         o->word = word;
         o->served = 1;
-    } else if (!(o->is_alone = is_left_alone(s, e, word)) &&
-               monarch_is_read_direct(s, e, (uint64_t)id, word)) {
+    } else if (monarch_is_read_direct(s, e, (uint64_t)id, word) &&
+               !(o->is_alone = is_left_alone(s, e))) {
         monarch_claim_file(s, (uint64_t)id);
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||

@@ -156,7 +156,7 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
             return id;
         size_t end;
         /* The text of the path says where it leads, unless a component is a link. */
-        if (id < 0 && a->len &&
+        if (id < 0 && a->len && !a->base &&
             monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
             return MONARCH_UNKNOWN;
     }
