@@ -29,7 +29,9 @@ COMPLETIONS = {
 def _pages(
     name: str, command: click.Command, parent: click.Context | None
 ) -> Iterator[tuple[str, str]]:
-    context = click.Context(command, info_name=name, parent=parent, max_content_width=100)
+    # click keeps the option --help as the first context has it, also for contexts made later.
+    settings = {"max_content_width": 100, **command.context_settings}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     below = subcommands(command, context)
     if isinstance(command, click.Group):
         command.commands = below  # the generator looks for them there
