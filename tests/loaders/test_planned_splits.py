@@ -225,7 +225,7 @@ def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
         result = task.make()
         owner = result.holders[np.argsort(result.ids)][:FILES, 0]
         assert owner.tolist() == holders[:, 0].tolist()
-        assert ("nodes that hold 400 KiB, but a node's tiers have" in caplog.text) == is_small
+        assert ("assigns up to 400 KiB of samples to a node, but" in caplog.text) == is_small
 
 
 @pytest.mark.parametrize("split", SPLITS)
