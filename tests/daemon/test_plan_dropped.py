@@ -66,7 +66,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     session.wait_idle()
     train(session, site.root, seed=11, epochs=2)
     wait_dropped(session)
-    assert_dropped(session, "opened are not in the plan", jobs=3)
+    assert_dropped(session, "do not fit the plan", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
     assert_quiet(session)
 
