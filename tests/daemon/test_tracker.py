@@ -303,7 +303,7 @@ def test_why_a_plan_is_dropped() -> None:
         if tracker.state == "dropped":
             break
     assert opened <= 100
-    numbers = re.match(r"(\d+) of the last (\d+) files", tracker.why)
+    numbers = re.match(r"(\d+) of the last (\d+) opens", tracker.why)
     assert numbers is not None, tracker.why
     others, last = map(int, numbers.groups())
     assert last / 2 < others <= last <= opened
