@@ -1,5 +1,5 @@
 /* The table of descriptors that programs have handed over and that wait for an order to fill their
- * file. Such a file has no order yet because policy has neither granted room for the file nor
+ * file. The file has no order yet because policy has neither granted room for the file nor
  * ordered the fill itself; policy may not even have learned of the file. When a thread begins the
  * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
  * the program can ask for the descriptor to be closed at any time. */

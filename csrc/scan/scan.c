@@ -10,10 +10,10 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread lowers its priority for good if it hardly ever sleeps while it looks at names. Such a
- * thread has a local source and keeps a processor busy, which the job may need. A thread that often
- * sleeps waits for a remote source, and must keep its priority: the files that it finds are to be
- * filled ahead of the job. */
+/* A thread lowers its priority for good if it hardly ever sleeps while it looks at names. A
+ * thread that hardly ever sleeps has a local source and keeps a processor busy, which the job may
+ * need. A thread that often sleeps waits for a remote source, and must keep its priority: the files
+ * that it finds are to be filled ahead of the job. */
 /* A thread is judged once it has looked at this many names. */
 #define LOOKS 64
 /* A thread hardly ever sleeps if it sleeps at most once in this many looks. */

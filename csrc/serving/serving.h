@@ -15,8 +15,8 @@ struct monarch_holdings;
  * be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* Who keeps a file. This decides a node's answer to a request for a file of which it has no
- * copy. */
+/* The node that keeps a file, as seen from this one. It decides the answer to a request for a file
+ * of which this node has no copy. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,

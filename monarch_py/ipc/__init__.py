@@ -1,1 +1,1 @@
-"""What processes of a node share: a session's segments and catalog, and the daemon's socket."""
+"""The things that processes of a node share: a session's segments and catalog, and the daemon's socket."""

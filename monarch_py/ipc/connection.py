@@ -17,7 +17,7 @@ HAS_CHANGED = (
 )
 
 # The time limit for an answer [s]. A daemon answers from memory, so a longer silence means that it
-# is suspended (SIGSTOP). Such a daemon must not block a command.
+# is suspended (SIGSTOP). A suspended daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
 # The pause before the next attempt while the daemon's accept queue is full [s].
 FULL_PAUSE_S = 0.01

@@ -24,7 +24,7 @@
 #define BEGIN_NS 1000000000000ULL
 /* Exit status of a run in which the same order has led elsewhere. Its files have other inode
  * numbers than those of the run before it, and numbers that share a bit of a filter change what the
- * library does. Such a run says nothing, so it is made again. */
+ * library does. A run that differs in this way says nothing, so it is made again. */
 #define LED_ELSEWHERE 3
 /* Most runs of one order. */
 #define MOST_TRIES 5

@@ -315,7 +315,7 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
 }
 
 /* Whether the user has ended, with `monarch stop`, a daemon to which this process was attached.
- * Such a daemon is not started again. */
+ * A daemon that its user has stopped is not started again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -448,7 +448,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
     /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. Such a record does not show that autostart is requested. */
+     * the configuration. A record of that kind does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

@@ -76,7 +76,7 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Whether this node fills the file from another node, and the file is small enough for an open to
- * wait for the copy. Such a wait saves the source an open, and lasts at most WHOLE_NS
+ * wait for the copy. The wait saves the source an open, and lasts at most WHOLE_NS
  * (demand.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;

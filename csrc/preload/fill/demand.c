@@ -47,7 +47,7 @@
 /* A caller that needs the whole file waits for at most this time, unless it sets its own limit
  * [ns]. */
 #define WHOLE_NS 1000000000ULL
-/* Such a caller does not wait at all if more bytes than this are missing. */
+/* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
 #ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif

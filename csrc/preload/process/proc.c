@@ -84,8 +84,8 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* What the thread's file `syscall` in /proc must contain: the call's number with the first
-     * argument, and the fourth argument, for example "8 0x5 " and "0x1234 ". */
+    /* The texts that the thread's file `syscall` in /proc must contain: the call's number with the
+     * first argument, and the fourth argument, for example "8 0x5 " and "0x1234 ". */
     char first[40], fourth[24];
     int found;
 };
