@@ -1,1 +1,1 @@
-"""The things that processes of a node share: a session's segments and catalog, and the daemon's socket."""
+"""A session's segments and catalog, and the daemon's socket: what processes of a node share."""
