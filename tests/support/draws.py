@@ -1,14 +1,17 @@
-"""How many random cases a test draws: few in every run, more with --long."""
+"""What a test tries in every run, and what it tries only with --long: cases, sizes, random draws."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
 import pytest
 
 # conftest.py sets `is_long` before it imports the tests. With --long, property tests get MORE times
 # as many examples.
 is_long, MORE = False, 5
+
+T = TypeVar("T")
 
 
 def examples(count: int) -> int:
@@ -18,3 +21,15 @@ def examples(count: int) -> int:
 def seeds(count: int, few: int = 2) -> list[Any]:
     """Returns the values of a parameter; all but the first `few` are run only with --long."""
     return [pytest.param(n, marks=[pytest.mark.long] * (n >= few)) for n in range(count)]
+
+
+def cases(values: Iterable[Any], short: Collection[Any]) -> list[Any]:
+    """Returns the values of a parameter; those that `short` lacks are run only with --long."""
+    every = list(values)
+    assert all(value in every for value in short), "a short case is not among the cases"
+    return [pytest.param(v, marks=[pytest.mark.long] * (v not in short)) for v in every]
+
+
+def sized(short: T, long: T) -> T:
+    """Returns a size, a duration or a number of rounds: `long` with --long, otherwise `short`."""
+    return long if is_long else short
