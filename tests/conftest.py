@@ -29,6 +29,7 @@ from monarch_py.demo.slowsource import (
     find_slowsource,
     why_unavailable,
 )
+from monarch_py.storage.apart import spread_subdirectories
 
 # In CI a test that is left out because something is missing is a failure.
 pytest_plugins = ["ci_plugin"]
@@ -64,6 +65,12 @@ def pytest_collection_finish() -> None:
     # The garbage collector need not go through thousands of tests again and again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests create and remove thousands of files, which takes ext4 long in one block group."""
+    spread_subdirectories(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(params=[MARK])

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
 from monarch_py.native import lib
 from monarch_py.policies.placement import TierRoom, slack_of
 from monarch_py.storage import memory
+from monarch_py.storage.apart import make_apart
 from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
@@ -164,19 +165,34 @@ class Tier:
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
-        try:
-            for path in (tier_root(config.mount_point), self.root, self.copies):
+        with self._errors_named():
+            for path in (tier_root(config.mount_point), self.root):
                 private_directory(path, "choose another mount_point")
-        except MonarchError as error:
-            raise TierError(f"tier {config.mount_point}: {error}") from error
-        try:
             self._lock = self._hold(config_file)
-            self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
-        except OSError as error:  # the file system is read-only, or completely full
-            raise TierError(f"tier {config.mount_point}: {error.strerror}") from error
+            try:
+                # Errors are left to private_directory, which creates the directory itself then.
+                with suppress(OSError):
+                    make_apart(self.copies)
+                private_directory(self.copies, "choose another mount_point")
+                self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
+            except BaseException:
+                os.close(self._lock)
+                raise
         if config.kind == "ram":
             self.block_bytes = max(self.block_bytes, self._least_taken())
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Turns errors, for example of a file system that is read-only or completely full, into
+        TierErrors that name the tier."""
+        try:
+            yield
+        except TierError:
+            raise
+        except (MonarchError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise TierError(f"tier {self.config.mount_point}: {why}") from error
 
     def _hold(self, config_file: Path | None) -> int:
         try:
@@ -440,7 +456,8 @@ class Tier:
             return
         shutil.rmtree(self.copies, ignore_errors=True)
         with suppress(OSError):  # the file system is read-only by now, or gone
-            for path in self.root.glob("manifest.sqlite*"):
+            # A directory `c.*` is there if a daemon was killed while it created the directory `c`.
+            for path in (*self.root.glob("manifest.sqlite*"), *self.root.glob("c.*")):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mounts import Mounts
 from support.session import wait_until
 
 from monarch_py.config.schema import TierConfig
@@ -98,6 +100,38 @@ def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
         open_tier()
     tier.close()
     open_tier()
+
+
+def test_on_ext4_each_session_has_a_block_group_of_its_own(mounts: Mounts) -> None:
+    """A group from which files were just removed makes new ones slowly (storage/apart.py)."""
+    inodes_a_group = 256
+    # A block group has 8 MiB.
+    mount = mounts.ext4("disk", 256 * MIB, inodes=32 * inodes_a_group, is_flexible=False)
+    groups = set()
+    for _ in range(20):
+        tier = Tier(TierConfig(mount, QUOTA, "ssd", persistent=False))
+        groups.add((os.fstat(tier.fd).st_ino - 1) // inodes_a_group)
+        tier.discard()
+    assert len(groups) > 3, groups
+    assert [path.name for path in mount.iterdir()] == ["lost+found"]
+
+
+def test_what_a_killed_daemon_was_creating_is_removed(mount: Path, open_tier: Opener) -> None:
+    (tier_root(mount) / "c.0123456789abcdef").mkdir(mode=0o700, parents=True)
+    tier_root(mount).chmod(0o700)
+    open_tier().discard()
+    assert not list(mount.iterdir())
+
+
+def test_a_directory_that_cannot_be_created_apart_is_created_all_the_same(
+    open_tier: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object) -> None:
+        raise OSError(errno.EPERM, "no")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    tier = open_tier()
+    assert sorted(path.name for path in tier.root.iterdir()) == ["c", "lock"]
 
 
 def test_a_directory_open_to_others_is_refused(mount: Path, open_tier: Opener) -> None:

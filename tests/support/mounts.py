@@ -68,12 +68,17 @@ class Mounts:
         options += f",huge={huge}" if huge else ""
         return self._mount(point, "-t", "tmpfs", "-o", options, "tmpfs")
 
-    def ext4(self, name: str, size_bytes: int, *, inodes: int | None = None) -> Path:
+    def ext4(
+        self, name: str, size_bytes: int, *, inodes: int | None = None, is_flexible: bool = True
+    ) -> Path:
         """Mounts an empty ext4 in an image of this size.
 
         inodes : the number of inodes
+        is_flexible : whether several block groups are treated as one
         """
-        return self._image("ext4", name, size_bytes, *(["-N", str(inodes)] if inodes else []))
+        options = ["-N", str(inodes)] if inodes else []
+        options += [] if is_flexible else ["-O", "^flex_bg"]
+        return self._image("ext4", name, size_bytes, *options)
 
     def xfs(self, name: str, size_bytes: int) -> Path:
         """Mounts an empty xfs in an image of this size; mkfs.xfs requires at least 300 MiB."""
