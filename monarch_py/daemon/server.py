@@ -341,14 +341,15 @@ class Daemon:
     def _pace_scan(self) -> None:
         """Keeps the scan from running far ahead of the job, unless a plan or a command needs the
         complete scan."""
-        ahead, opens = self.directory_prefetch, self.shared.source_opens()[0]
+        ahead, totals = self.directory_prefetch, self.shared.totals()
         allowed = self._scan_pace.step(
             time.monotonic(),
-            opens=opens,
+            opens=totals["source_opens"],
             filled=ahead.ordered - ahead.waiting,
             waiting=ahead.waiting,
             found=self.scanner.found,
             size_bytes=ahead.mean_bytes,
+            opened_bytes=totals["bytes_from_source"] / max(totals["misses"], 1),
         )
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on

@@ -19,6 +19,7 @@ from support.session import Session, wait_until
 
 from monarch_py.daemon.scan.pace import (
     AHEAD_S,
+    FIRST,
     IDLE_S,
     LEAST,
     LOOK_S,
@@ -37,9 +38,8 @@ FILES = 200
 
 
 def step(pace: ScanPace, now_s: float, **more: int) -> tuple[int, int]:
-    return pace.step(
-        now_s, **{"opens": 0, "filled": 0, "waiting": 0, "found": 0, "size_bytes": 1} | more
-    )
+    counts = {"opens": 0, "filled": 0, "waiting": 0, "found": 0}
+    return pace.step(now_s, **{**counts, "size_bytes": 1, "opened_bytes": 1, **more})
 
 
 # --- the rule -------------------------------------------------------------------------------
@@ -51,8 +51,14 @@ def test_without_programs_all_is_looked_at() -> None:
 
 def test_a_program_that_is_about_to_begin_is_awaited_for_a_moment() -> None:
     pace = ScanPace(0.0, awaits_job=True)
-    assert step(pace, 0.1) == (LEAST, 0)
+    assert step(pace, 0.1) == (FIRST, 0)
     assert step(pace, IDLE_S) == ALL_NAMES
+
+
+@pytest.mark.parametrize(("size", "least"), [(1, LEAST), (4 << 20, 2), (1 << 30, 1)])
+def test_few_names_of_large_files_are_looked_at_before_any_is_filled(size: int, least: int) -> None:
+    pace = ScanPace(0.0, awaits_job=True)
+    assert step(pace, 0.1, opens=8, opened_bytes=size) == (least, 0)
 
 
 def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:
@@ -88,16 +94,16 @@ def test_only_small_files_that_end_together_send_it_far_ahead(size: int, more: b
     pace = ScanPace(0.0, awaits_job=True)
     step(pace, 0.05, opens=1)
     at_once = LEAST // 2
-    allowed, _ = step(pace, 0.1, filled=at_once, found=1, size_bytes=size)
+    allowed, _ = step(pace, 0.1, opens=1, filled=at_once, found=1, size_bytes=size)
     assert allowed == (int(at_once / 0.05 * AHEAD_S) if more else LEAST)
 
 
 def test_what_is_being_looked_at_is_not_allowed_again() -> None:
     pace = ScanPace(0.0, awaits_job=True)
-    assert step(pace, 0.01, found=5) == (LEAST, 0)
-    assert step(pace, 0.02, found=5) == (0, 0)
-    assert step(pace, 0.03, found=6) == (LEAST, 0)
-    assert step(pace, 0.03 + LOOK_S, found=6) == (LEAST, 0)
+    assert step(pace, 0.01, opens=1, found=5) == (LEAST, 0)
+    assert step(pace, 0.02, opens=1, found=5) == (0, 0)
+    assert step(pace, 0.03, opens=1, found=6) == (LEAST, 0)
+    assert step(pace, 0.03 + LOOK_S, opens=1, found=6) == (LEAST, 0)
 
 
 def test_other_names_are_few_beside_what_programs_open() -> None:

@@ -5,10 +5,13 @@ from collections import deque
 from monarch_py.scan.walk import ALL_NAMES
 
 # The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
-# least LEAST names. It must not be farther ahead: the kernel caches a file's attributes for only
-# about a second after the scan has requested them, and a fill that begins or ends later has to
-# request them from the source again.
+# least LEAST names, or fewer if so many files have more than RISING_BYTES. It must not be farther
+# ahead: the kernel caches a file's attributes for only about a second after the scan has requested
+# them, and a fill that begins or ends later has to request them from the source again.
 AHEAD_S, LEAST = 0.4, 8
+# Before programs open their first file, its size is unknown, and the scan may examine this many
+# names.
+FIRST = 2
 # The rate of fills is measured in each iteration of the loop, which usually takes less time than
 # AHEAD_S, so that the rate rises soon when a job begins to fill many small files. But a few fills
 # of large files that end together also look like a high rate. So the scan stays ahead by at most as
@@ -55,6 +58,7 @@ class ScanPace:
         waiting: int,
         found: int,
         size_bytes: float,
+        opened_bytes: float,
     ) -> tuple[int, int]:
         """Returns how many names the scan may examine until the next call, as arguments of
         `Scan.allow`.
@@ -64,6 +68,7 @@ class ScanPace:
             filled
         found : entries that the scan has found so far
         size_bytes : mean size of the files that are filled ahead
+        opened_bytes : mean size of the files that programs have opened at the source
         """
         before, self._seen = self._seen, (opens, filled)
         if before != self._seen:
@@ -76,7 +81,8 @@ class ScanPace:
         self._others += (opens - before[0]) / OPENS_A_NAME
         more_others = int(self._others)
         self._others -= more_others
-        wanted = max(LEAST, self._soon_filled(now_s, filled, size_bytes)) - waiting
+        least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0)))) if opens else FIRST
+        wanted = max(least, self._soon_filled(now_s, filled, size_bytes)) - waiting
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
             return 0, more_others
         self._found, self._found_by_s = found, now_s + LOOK_S
