@@ -19,6 +19,7 @@ from monarch_py.cli.screen import print_table
 from monarch_py.config.layers import read_layers, read_user_file
 from monarch_py.config.schema import Config
 from monarch_py.document.keys import schema as json_schema
+from monarch_py.errors import ConfigError
 
 
 @click.group(short_help="Help with writing a configuration.")
@@ -38,7 +39,14 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
     cannot work. To examine the node as well, use `monarch doctor`.
     """
     layers = read_layers(config_file, sources)
-    checked(config_file, with_sources=not layers.lack_sources, sources=sources)
+    found = checked(config_file, with_sources=not layers.lack_sources, sources=sources)
+    if found.peers.interface is not None:
+        from monarch_py.cluster.address import serving_address
+
+        try:
+            serving_address(found)
+        except ConfigError as error:  # only a cluster needs the interface
+            warn(str(error))
     others = [str(file) for file in layers.files if file != config_file]
     beside = f" (together with {others[0]})" if others else ""
     later = ", once a dataset is named" if layers.lack_sources else ""

@@ -140,3 +140,16 @@ def test_check_names_the_line_and_the_mend(session: Session) -> None:
     lines = len(session.config.read_text().splitlines())
     assert done.stderr.startswith(f"monarch: {session.config}:{lines}: prefetsh: unknown key")
     assert "did you mean 'prefetch'?" in done.stderr
+
+
+def test_check_warns_of_an_interface_that_only_other_nodes_have(
+    dataset: Path, tmp_path: Path
+) -> None:
+    tier = {"mount_point": str(tmp_path), "max_storage_quota": "64MiB"}
+    config = tmp_path / "tiers.yaml"
+    document = {"sources": [str(dataset)], "hierarchy": [tier], "peers": {"interface": "none7"}}
+    config.write_text(yaml.safe_dump(document))
+    done = monarch("config", "check", "-c", config)
+    assert (done.returncode, done.stdout) == (0, f"{config}: can be used on this node\n")
+    assert "warning: " in done.stderr
+    assert "peers.interface: 'none7' has no address on" in done.stderr

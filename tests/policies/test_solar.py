@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from policies.jobs import cluster, holders, loads, order_of, shuffled, written
 
 from monarch_py.errors import PolicyError
+from monarch_py.policies.eviction import MISS
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.solar.chunks import join
 from monarch_py.policies.solar.epochs import edge_costs, lower_bound, order_epochs, path_cost
 from monarch_py.policies.solar.mapping import balanced, deal
-from monarch_py.policies.solar.policy import Solar
-from monarch_py.policies.view import NO_FILE, PFS
+from monarch_py.policies.solar.policy import Solar, _Buffers
+from monarch_py.policies.view import NO_FILE, PFS, STAGING
 
 # Three epochs of twelve samples on one node.
 A, B, C = list(range(12)), list(range(11, -1, -1)), [*range(6, 12), *range(6)]
@@ -224,3 +225,16 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
     assert sorted(str(used(order_of(job, decision, epoch), 0)) for epoch in range(6)) == given_sets
     # Right eviction leaves nothing to save.
     assert loads(job, decision)[1:] == pytest.approx([180] * 5, rel=0.02)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
+    """File 0 occurs twice in a step, and the load of file 1 evicts it in between."""
+    buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))
+    step = {"node": np.array([0]), "loaded": np.array([True])}
+    buffers.use(np.array([0]), np.array([5]), now=1, **step)
+    loads = np.array([False, True, loaded])
+    files, after, node = (np.array(row) for row in ([0, 1, 0], [20, 8, 20], [0, 0, 1]))
+    classes, _ = buffers.use(files, after, node, loads, now=4)
+    assert classes.tolist() == [1, MISS, MISS if loaded else STAGING + 1]
+    assert buffers.holder[:2].tolist() == [PFS, 0]

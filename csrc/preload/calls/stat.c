@@ -62,8 +62,9 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
 
 /* Replaces mode, owner, number of links and ctime by those that the source's file has now. If the
  * path leads to another file by now, or the file's size has changed, the attributes stay those of
- * the version that was opened. This is a separate function, because it needs stack space for a
- * path, which few calls need. */
+ * the version that was opened. So does the ctime if the file was written to, because it would not
+ * belong to the mtime. This is a separate function, because it needs stack space for a path, which
+ * few calls need. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -76,7 +77,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
         st->st_uid = now.st_uid;
         st->st_gid = now.st_gid;
         st->st_nlink = now.st_nlink;
-        st->st_ctim = now.st_ctim;
+        if (now.st_mtim.tv_sec == st->st_mtim.tv_sec && now.st_mtim.tv_nsec == st->st_mtim.tv_nsec)
+            st->st_ctim = now.st_ctim;
     }
 }
 

@@ -121,11 +121,11 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
 }
 
 /* [drop] Counts a try that has failed, unless the slot has changed since it was seen. Frees the
- * slot if it is hopeless, or if more than TRIES tries have failed. */
+ * slot if it is hopeless, or if TRIES tries have failed. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
-    if (GET(s->state) == WAITING && s->number == seen->number && (++s->tries > TRIES || hopeless))
+    if (GET(s->state) == WAITING && s->number == seen->number && (++s->tries >= TRIES || hopeless))
         monarch_slot_free(s);
     monarch_slots_unlock(o);
 }
@@ -140,7 +140,7 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
         s->tries++;
         /* [release] The slot is released without the lock, which may have been given up while
          * another thread waits for this slot. */
-        __atomic_store_n(&s->state, done || s->tries > TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
+        __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
             monarch_slots_unlock(o);
