@@ -145,7 +145,8 @@ def test_check_names_the_line_and_the_mend(session: Session) -> None:
 def test_check_warns_of_an_interface_that_only_other_nodes_have(
     dataset: Path, tmp_path: Path
 ) -> None:
-    tier = {"mount_point": str(tmp_path), "max_storage_quota": "64MiB"}
+    (tmp_path / "tier").mkdir()
+    tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": "64MiB"}
     config = tmp_path / "tiers.yaml"
     document = {"sources": [str(dataset)], "hierarchy": [tier], "peers": {"interface": "none7"}}
     config.write_text(yaml.safe_dump(document))

@@ -1,4 +1,4 @@
-"""What a test tries in every run, and what it tries only with --long: cases, sizes, random draws."""
+"""What a test tries in every run, and what only with --long: cases, sizes, random draws."""
 
 from __future__ import annotations
 

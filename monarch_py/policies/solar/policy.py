@@ -178,8 +178,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step may have evicted the sample. Unless the sample is loaded itself, it
-            # was read before its eviction, and counts as held.
+            # A load of this step may have evicted the sample. Unless the sample is loaded itself,
+            # it was read before its eviction, and counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
