@@ -1,20 +1,21 @@
 """The plan of a training: its datasets, and how the loops of the training read them.
 
-A plan's file does not contain the accesses, but the description from which they are computed.
+A plan's file does not contain the accesses, but the description from which they are computed. It
+consists of text and arrays, so that reading it needs no pickles.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from monarch_py.arrays import Array, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.plan._stored import loader_from, loader_to
 from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import check_choice
+from monarch_py.plan.samplers import SAMPLERS, check_choice
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
 # Marks a file of this version of the format.
@@ -22,6 +23,9 @@ FORMAT = "monarch plan 1"
 
 # Fields of a Plan that its file stores as integers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
+
+# The name of a loader's holders among its arrays. No sampler has a field of this name.
+HOLDERS = "held_by"
 
 DEFAULT_RANGE_BYTES = 4 << 20
 
@@ -106,7 +110,7 @@ class Plan:
         written."""
         arrays: dict[str, Array] = {}
         parts = [
-            {**vars(part), "loader": loader_to(part.loader, f"part{number}", arrays)}
+            {**vars(part), "loader": _loader_to(part.loader, f"part{number}", arrays)}
             for number, part in enumerate(self.parts)
         ]
         for number, index in enumerate(self.datasets):
@@ -148,7 +152,7 @@ class Plan:
         if [index.digest() for index in datasets] != text["digests"]:
             raise ValueError("its names and sizes are damaged")
         parts = tuple(
-            PlanPart(**{**each, "loader": loader_from(each["loader"], f"part{number}", arrays)})
+            PlanPart(**{**each, "loader": _loader_from(each["loader"], f"part{number}", arrays)})
             for number, each in enumerate(text["parts"])
         )
         if not all(0 <= part.dataset < len(datasets) for part in parts):
@@ -162,3 +166,36 @@ class Plan:
 def _below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
     """Returns the arrays whose names begin with `prefix`, under their names without the prefix."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def _loader_to(loader: Loader, prefix: str, arrays: dict[str, Array]) -> dict[str, Any]:
+    """Returns a loader as JSON types, without its arrays. Adds these to `arrays`, under names that
+    begin with `prefix`."""
+    sampler: Any = loader.sampler
+    text: dict[str, Any] = {"kind": type(sampler).__name__}
+    for each in fields(sampler):
+        value = getattr(sampler, each.name)
+        if isinstance(value, bytes):
+            arrays[f"{prefix}.{each.name}"] = np.frombuffer(value, dtype=np.uint8)
+        elif isinstance(value, np.ndarray):
+            arrays[f"{prefix}.{each.name}"] = value
+        else:
+            text[each.name] = value
+    stored = {**vars(loader), "sampler": text}
+    holders = stored.pop("holders")
+    if holders is not None:
+        arrays[f"{prefix}.{HOLDERS}"] = holders
+    return stored
+
+
+def _loader_from(text: dict[str, Any], prefix: str, arrays: dict[str, Array]) -> Loader:
+    """Returns the loader that `_loader_to` converted. Raises KeyError or TypeError for any other
+    text."""
+    given = dict(text["sampler"])
+    kind = SAMPLERS[given.pop("kind")]
+    for each in fields(kind):
+        stored = arrays.get(f"{prefix}.{each.name}")
+        if stored is not None:
+            given[each.name] = stored.tobytes() if each.name == "state" else stored
+    holders = arrays.get(f"{prefix}.{HOLDERS}")
+    return Loader(**{**text, "sampler": kind(**given), "holders": holders})

@@ -25,11 +25,10 @@ from monarch_py.document.values import (
     words,
 )
 from monarch_py.errors import ConfigError
-from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.index import GRAINS, Index
 from monarch_py.plan.loader import SPLITS, Loader
 from monarch_py.plan.plan import DEFAULT_RANGE_BYTES, Plan, PlanPart
-from monarch_py.plan.samplers import MAX_SAMPLES, Sampler, read_indices
+from monarch_py.plan.samplers import MAX_SAMPLES, SAMPLERS, Sampler, read_indices
 from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
 from monarch_py.plan.schedule import MOST_CAP

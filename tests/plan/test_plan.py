@@ -12,10 +12,10 @@ import pytest
 from monarch_py.commands.figures import figures_of, owners_of
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Loader, Plan, PlanPart
-from monarch_py.plan._stored import SAMPLERS
 from monarch_py.plan.index import Index
 from monarch_py.plan.recipe import read_plan
 from monarch_py.plan.samplers import (
+    SAMPLERS,
     DistributedSampler,
     GlobalRandomSampler,
     Listed,

@@ -5,6 +5,8 @@ depends on what else the program does, either the sampler's `reach` states for h
 order is known, or the order must be recorded, for the samplers Recorded and Listed.
 """
 
+from typing import Any
+
 from monarch_py.plan.samplers._base import MAX_SAMPLES, NONE, Order, Sampler, check_choice
 from monarch_py.plan.samplers._dali import DALIReader
 from monarch_py.plan.samplers._groups import GroupShuffle
@@ -23,6 +25,7 @@ from monarch_py.plan.samplers._tensorflow import TensorFlowShuffle
 __all__ = [
     "MAX_SAMPLES",
     "NONE",
+    "SAMPLERS",
     "DALIReader",
     "DistributedSampler",
     "GlobalRandomSampler",
@@ -41,3 +44,10 @@ __all__ = [
     "check_choice",
     "read_indices",
 ]
+
+# The class of every sampler, by the class's name.
+SAMPLERS: dict[str, Any] = {
+    name: value
+    for name, value in list(globals().items())
+    if Sampler in getattr(value, "__mro__", ()) and value is not Sampler
+}
