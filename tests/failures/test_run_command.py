@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.draws import cases
 from support.files import Files, check_all
 from support.session import Session, wait_until
 
@@ -49,18 +50,19 @@ def assert_nothing_left(session: Session) -> None:
     assert not tier_root(session.tiers[0]).exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ("exit 0", 0),
-        ("exit 3", 3),
-        ("exit 255", 255),
-        ("kill -TERM $$", 128 + 15),
-        ("kill -KILL $$", 128 + 9),
-        ("kill -SEGV $$", 128 + 11),
-    ],
-)
-def test_the_commands_status_is_passed_on(session: Session, script: str, status: int) -> None:
+STATUSES = {
+    "exit 0": 0,
+    "exit 3": 3,
+    "exit 255": 255,
+    "kill -TERM $$": 128 + 15,
+    "kill -KILL $$": 128 + 9,
+    "kill -SEGV $$": 128 + 11,
+}
+
+
+@pytest.mark.parametrize("script", cases(STATUSES, ["exit 3", "kill -KILL $$"]))
+def test_the_commands_status_is_passed_on(session: Session, script: str) -> None:
+    status = STATUSES[script]
     done = session.monarch("run", "-q", "--", "sh", "-c", f"echo out; echo err >&2; {script}")
     assert (done.returncode, done.stdout, done.stderr) == (status, "out\n", "err\n")
     assert_nothing_left(session)
@@ -148,7 +150,10 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+SIGNALS = ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"]
+
+
+@pytest.mark.parametrize("name", cases(SIGNALS, ["SIGTERM", "SIGUSR2"]))
 def test_signals_of_a_batch_system_reach_the_command(session: Session, name: str) -> None:
     with subprocess.Popen(
         session.command("run", "-q", "--", sys.executable, "-c", TRAPPER),
@@ -182,7 +187,7 @@ def test_ctrl_c_is_the_commands(session: Session) -> None:
     assert_nothing_left(session)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
+@pytest.mark.parametrize("delay_s", cases([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7], [0.1, 0.3, 0.5]))
 def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: float) -> None:
     with subprocess.Popen(
         session.command("run", "-q", "--", "sleep", "60"),

@@ -59,8 +59,7 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
     tmp_path: Path,
 ) -> None:
     mounted = slow_factory()
-    behind = Files(mounted.backing).add_many(COUNT, 10_000)
-    behind.wait_until_old()
+    Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()
     level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
     session = session_factory(mounted.mountpoint, tiers=[level]).start()
@@ -119,7 +118,6 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     """Its threads are in a fill, and then in a scan; the next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
-    behind.wait_until_old()
     (tmp_path / "tier").mkdir()
     level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
     session = session_factory(mounted.mountpoint, tiers=[level], prefetch="on_demand").start()
