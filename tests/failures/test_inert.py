@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from support.draws import cases
+from support.draws import cases, sized
 from support.files import Files, Loop, check_all, digest
 from support.session import Session, wait_until
 from support.watch import settle
@@ -172,7 +172,7 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
     with Loop(session, files, tmp_path) as loop:
         loop.wait_passes(1)
         assert hits() > 0
-        for _ in range(2):
+        for _ in range(sized(1, 2)):
             switch.touch()
             started = time.monotonic()
             wait_until(none_for_a_while, what="reads from the source")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support.draws import sized
 from support.files import Files
+from support.impatient import impatient
 from support.session import Session, wait_until
 
 from monarch_py.daemon.orphan import LOOK_S, UNUSED_S
@@ -33,35 +34,15 @@ os.read(0, 1)
 """
 
 
-# usage: UNUSED LOOK WORD...   `monarch` whose daemon waits for so long, and looks so often [s].
-IMPATIENT = """
-import sys
-from monarch_py.daemon import starting
-unused_s, look_s = sys.argv[1:3]
-del sys.argv[1:3]
-made, IMPORT = starting._command, " from monarch_py.daemon.lifecycle import main;"
-def impatient(config_file, words):
-    command = made(config_file, words)
-    code = command.index("-c") + 1
-    assert IMPORT in command[code]
-    changed = " from monarch_py.daemon import orphan;"
-    changed += f" orphan.UNUSED_S, orphan.LOOK_S = {unused_s}, {look_s};"
-    command[code] = command[code].replace(IMPORT, changed + IMPORT)
-    return command
-starting._command = impatient
-from monarch_py.__main__ import main
-main()
-"""
-
-
-def patience() -> tuple[float, float]:
-    """How long a daemon waits that nobody uses, and how often it looks [s]."""
-    return sized((1.5, 0.2), (UNUSED_S, LOOK_S))
+def unused_s() -> float:
+    """How long a daemon waits that nobody uses [s]."""
+    return sized(1.5, UNUSED_S)
 
 
 def run_of(session: Session, *command: str) -> list[str]:
-    words = [*map(str, patience()), "run", "-c", str(session.config), "-q", "--"]
-    return [sys.executable, "-c", IMPATIENT, *words, *command]
+    orphan = "monarch_py.daemon.orphan"
+    limits = {f"{orphan}.UNUSED_S": unused_s(), f"{orphan}.LOOK_S": sized(0.2, LOOK_S)}
+    return impatient(session, limits, "run", "-q", "--", *command)
 
 
 @pytest.fixture
@@ -119,7 +100,7 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
         )
         stack.callback(other.wait, 60)
         stack.callback(other.communicate)
-        time.sleep(1.4 * patience()[0])  # longer than a daemon waits that nobody uses
+        time.sleep(1.4 * unused_s())  # longer than a daemon waits that nobody uses
         assert [serves(each) for each in (plain, left, taken, shared)] == [True] * 4
         for command in commands.values():
             assert command.stdin is not None
