@@ -257,8 +257,11 @@ step(os.lseek(fd, 0, 1))
 
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGSTOP)  # or the first read might find the copy
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
+        session.daemon.send_signal(signal.SIGCONT)
         wait_present(session)
         program.go()
         assert program.wait() == [5000]

@@ -301,6 +301,7 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
 
+@pytest.mark.long  # tests/cluster/test_refusals.py does the same under mpiexec
 def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
     jobs.config.write_text(jobs.config.read_text() + "peers: {interface: no0}\n")
     serve = "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve"
