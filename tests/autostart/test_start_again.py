@@ -84,6 +84,7 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
     site.daemon()
 
 
+@pytest.mark.long  # the next test does the same to a daemon of `monarch start`
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
     """None of them lives until a heart that stands still is seen."""
     assert site.run(CAT, files.path("f00001")).returncode == 0

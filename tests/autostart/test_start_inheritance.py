@@ -12,6 +12,7 @@ from typing import cast
 import psutil
 import pytest
 from autostart.started import CAT, READER, Started, needs
+from support.draws import cases
 from support.files import Files
 from support.session import wait_until
 from support.steps import Steps
@@ -128,7 +129,7 @@ FIRSTS = {
 }
 
 
-@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("first", cases(FIRSTS, ["tini", "namespace"]))
 def test_the_first_process_ends_as_without_us(site: Started, files: Files, first: str) -> None:
     prefix = FIRSTS[first]
     needs(prefix[0])

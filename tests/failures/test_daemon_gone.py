@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.draws import cases
 from support.files import Files, Loop, check_all
 from support.manifests import copies_in
 from support.session import IN_UNITS, MIB, Session, wait_until
@@ -85,10 +86,13 @@ def files(source: SlowSource) -> Files:
 
 
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
-at_every_moment = pytest.mark.parametrize(
-    "moment", MOMENTS, ids=[m.__name__.removeprefix("moment_") for m in MOMENTS]
-)
-with_every_tier = pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+# Each moment with one kind of tier.
+WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
+WITH_ONE = [
+    (moment_before_scan_ends, False),
+    (moment_in_a_fill, True),
+    (moment_present, False),
+]
 
 
 def make_session(
@@ -101,16 +105,19 @@ def make_session(
     return session_factory(files.root, tiers=[tier], **settings)
 
 
-@with_every_tier
-@at_every_moment
+@pytest.mark.parametrize(
+    "case",
+    cases(WITH_EACH, WITH_ONE),
+    ids=lambda case: f"{case[0].__name__.removeprefix('moment_')}-{'kept' if case[1] else 'lost'}",
+)
 def test_readers_outlive_a_killed_daemon_and_find_the_next(
     session_factory: Callable[..., Session],
     tmp_path: Path,
     source: SlowSource,
     files: Files,
-    moment: Callable[[Session], None],
-    persistent: bool,
+    case: tuple[Callable[[Session], None], bool],
 ) -> None:
+    moment, persistent = case
     session = make_session(session_factory, tmp_path, files, persistent)
     with slowed(source, moment):
         session.start()
@@ -138,7 +145,11 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
     assert len(copies_of(session)) == len(files.digests)
 
 
-@at_every_moment
+@pytest.mark.parametrize(
+    "moment",
+    cases(MOMENTS, [moment_in_a_fill]),  # at the others the daemon is killed, in the test above
+    ids=lambda moment: moment.__name__.removeprefix("moment_"),
+)
 def test_readers_do_not_wait_for_a_stopped_daemon(
     session_factory: Callable[..., Session],
     tmp_path: Path,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.draws import sized
 from support.files import Files, check_all
 from support.manifests import wait_recorded
 from support.segments import is_changed, segments
@@ -141,7 +142,7 @@ def test_threads_that_meet_a_daemon_at_once(
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + THREADS, files.root) as process:
         process.wait()
-        for n in range(8):
+        for n in range(sized(4, 8)):
             with segments(session, killed=n % 2 == 0) as daemon:
                 process.go()
                 process.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from csrc.building import build_program
+from support.draws import cases
 from support.epoch import Reader, make_files
 from support.mounts import Mounts
 from support.session import IN_UNITS, MIB, Session, wait_until
@@ -114,7 +115,12 @@ def stop_and_restart(session: Session) -> None:
 ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_still]
 
 
-@pytest.mark.parametrize("end", ENDS, ids=[end.__name__ for end in ENDS])
+@pytest.mark.parametrize(
+    "end",
+    # The others are their first halves.
+    cases(ENDS, [kill_and_restart, stop_and_restart, stand_still]),
+    ids=[end.__name__ for end in ENDS],
+)
 def test_the_daemon_goes_in_the_middle(
     session: Session,
     source: SlowSource,
@@ -224,7 +230,7 @@ def test_no_descriptor_is_free(
         assert reading(way).end(LIMIT_S)["bytes"] == FILES * SIZE
 
 
-@pytest.mark.parametrize("ways", ["read,late", "pread,late"])
+@pytest.mark.parametrize("ways", cases(["read,late", "pread,late"], ["read,late"]))
 def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
@@ -240,11 +246,14 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     assert session.status()["sources"][0]["present"] == 300
 
 
-@pytest.mark.parametrize(("threads", "chunk"), [(300, UNIT), (100, 2 * UNIT + 100)])
+@pytest.mark.parametrize(
+    "reads", cases([(300, UNIT), (100, 2 * UNIT + 100)], [(100, 2 * UNIT + 100)]), ids=str
+)
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
-    session_factory: Factory, source: SlowSource, epoch_reader: Path, threads: int, chunk: int
+    session_factory: Factory, source: SlowSource, epoch_reader: Path, reads: tuple[int, int]
 ) -> None:
     """There is room for 256 demands, and a read of several units makes several."""
+    threads, chunk = reads
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)
     session = session_factory(source.mountpoint, **IN_UNITS).start()
@@ -289,7 +298,7 @@ def test_a_reader_is_killed_while_it_waits(
     assert session.status()["sources"][0]["present"] == FILES
 
 
-@pytest.mark.parametrize("alarm", ["alarm", "alarm0"])
+@pytest.mark.parametrize("alarm", cases(["alarm", "alarm0"], ["alarm0"]))
 def test_signals_arrive_during_waits(
     session: Session, source: SlowSource, reading: Callable[..., Reader], alarm: str
 ) -> None:

@@ -9,11 +9,13 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import cases
 from support.epoch import Reader, content, make_files
 from support.files import digest
 from support.mounts import Mounts
@@ -33,15 +35,6 @@ Factory = Callable[..., Session]
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     """The kernel trusts no attribute: what is changed behind its back is seen at once."""
     return slow_factory(attr_timeout=0)
-
-
-@pytest.fixture
-def session(session_factory: Factory, source: SlowSource) -> Session:
-    """Two files, 1 and 2."""
-    make_files(source.backing, 2, SIZE)
-    made = session_factory(source.mountpoint, **IN_UNITS).start()
-    made.wait_scanned()
-    return made
 
 
 def told(session: Session) -> dict[str, Any]:
@@ -83,33 +76,45 @@ step(sha(data))
 """
 
 
-@pytest.mark.parametrize("way", ["read", "pread", "readv"])
 def test_the_source_gives_errors_for_a_while(
-    session: Session, source: SlowSource, epoch_reader: Path, way: str
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
     """Who has read a part gets the error that the source gives, and the rest afterwards; a read at
     the file's own position has not moved it."""
+    ways = ("read", "pread", "readv")
+    files = make_files(source.backing, len(ways) + 1, SIZE)
+    session = session_factory(source.mountpoint, **IN_UNITS).start()
+    session.wait_scanned()
+    # At a rate at which each file is still being filled when the last reader has read its part.
     source.rate(RATE)
-    with Steps(session, THROUGH_ERRORS, source.mountpoint / "1", way) as reader:
-        assert reader.wait() == [UNIT]
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(Steps(session, THROUGH_ERRORS, source.mountpoint / str(file), way))
+            for file, way in enumerate(ways, 1)
+        ]
+        for reader in readers:
+            assert reader.wait() == [UNIT]
         source.fail(errno.EIO)
-        reader.go()
-        found, have = reader.wait()
-        assert found == [errno.EIO] * 5
-        assert UNIT <= have < SIZE
+        for reader in readers:
+            reader.go()
+        for reader in readers:
+            found, have = reader.wait()
+            assert found == [errno.EIO] * 5
+            assert UNIT <= have < SIZE
         source.fail(0)
         source.rate(0)
-        reader.go()
-        assert reader.wait() == [digest(content(1, SIZE))]
-        reader.go()
-        reader.end()
+        for file, reader in enumerate(readers, 1):
+            reader.go()
+            assert reader.wait() == [digest(content(file, SIZE))]
+            reader.go()
+            reader.end()
     session.wait_idle()
-    # This daemon leaves the file to the source; the next one fills it.
-    assert told(session)["bypass"] == {"failed": 1}
+    # This daemon leaves the files to the source; the next one fills them.
+    assert told(session)["bypass"] == {"failed": len(ways)}
     session.stop()
     session.start().wait_all_present()
-    assert told(session)["present"] == 2
-    read_again(epoch_reader, session, source.mountpoint, 1, 2)
+    assert told(session)["present"] == len(files)
+    read_again(epoch_reader, session, source.mountpoint, *files)
 
 
 # --- changes ------------------------------------------------------------------------------------
@@ -173,10 +178,19 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("who", "what"), CHANGES)
+# Each of those who change it, and each change.
+EACH = [
+    ("the_library", "rewritten"),
+    ("another_program", "truncated"),
+    ("another_node", "replaced_in_place"),
+]
+
+
+@pytest.mark.parametrize("case", cases(CHANGES, EACH), ids="-".join)
 def test_a_file_is_changed_in_the_middle_of_its_fill(
-    session_factory: Factory, source: SlowSource, tmp_path: Path, what: str, who: str
+    session_factory: Factory, source: SlowSource, tmp_path: Path, case: tuple[str, str]
 ) -> None:
+    who, what = case
     session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=True)
     old, new = content(1, SIZE), content(1 << 20, SIZE)
     fresh = tmp_path / "fresh"
@@ -222,7 +236,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+# On a tier that keeps its copies the daemon looks a second time in any case.
+@pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
 ) -> None:
@@ -355,7 +370,7 @@ def forget_pages(file: Path) -> None:
     assert cached_bytes(file) == 0
 
 
-@pytest.mark.parametrize("way", ["warm", "read", "pread"])
+@pytest.mark.parametrize("way", cases(["warm", "read", "pread"], ["warm", "read"]))
 def test_the_pages_of_a_filled_file_are_given_back(
     session_factory: Factory, mounts: Mounts, epoch_reader: Path, way: str
 ) -> None:

@@ -7,12 +7,14 @@ import json
 import os
 import random
 import re
+import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.files import Files, check_all
 from support.manifests import copies_in, manifest_of, wait_recorded
 from support.mounts import Mounts
@@ -28,24 +30,40 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return made.add_many(COUNT, SIZE).wait_until_old()
 
 
+def level(mount_point: Path, *, persistent: bool) -> Mapping[str, object]:
+    return {
+        "mount_point": mount_point,
+        "max_storage_quota": 16 * MIB,
+        "persistent": persistent,
+    }
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Path]:
+    """A tier that has recorded copies of all files, and that no daemon uses. The tests take copies
+    of it, in which the manifest is as valid: it knows copies by their names."""
+    place = tmp_path_factory.mktemp("recorded")
+    (place / "tier").mkdir()
+    with Session(place, files.root, tiers=[level(place / "tier", persistent=True)]) as made:
+        made.start()
+        assert settle(made) == {"present": COUNT}
+        wait_recorded(made, COUNT)
+        made.stop()
+        yield place / "tier"
+
+
 @pytest.fixture
-def session(session_factory: Callable[..., Session], tmp_path: Path, files: Files) -> Session:
+def session(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
+) -> Session:
     """Two tiers, of which the first keeps its copies; it has recorded them and is stopped."""
-    tiers = []
-    for name, persistent in (("first", True), ("second", False)):
-        (tmp_path / name).mkdir()
-        tiers.append(
-            {
-                "mount_point": tmp_path / name,
-                "max_storage_quota": 16 * MIB,
-                "persistent": persistent,
-            }
-        )
-    made = session_factory(files.root, tiers=tiers, directory=tmp_path).start()
-    assert settle(made) == {"present": COUNT}
-    wait_recorded(made, COUNT)
-    made.stop()
-    return made
+    shutil.copytree(recorded, tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    tiers = [
+        level(tmp_path / name, persistent=persistent)
+        for name, persistent in (("first", True), ("second", False))
+    ]
+    return session_factory(files.root, tiers=tiers, directory=tmp_path)
 
 
 def lost(path: Path) -> None:
@@ -144,9 +162,19 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
+# One for each way in which a damage is found, and in which a tier is used nevertheless.
+EACH_WAY = [
+    lost,
+    garbage_inside,
+    a_journal_that_is_none,
+    a_page_flipped,
+    nonsense_rows,
+    newer_version,
+    wrong_sums,
+]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("damage", cases(DAMAGES, EACH_WAY), ids=lambda d: d.__name__)
 def test_the_daemon_starts_all_the_same(
     session: Session, files: Files, damage: Callable[[Path], None]
 ) -> None:
@@ -234,15 +262,10 @@ def test_a_newer_version_keeps_its_copies(session: Session, files: Files) -> Non
 
 
 def test_a_damaged_manifest_on_the_only_tier_does_not_keep_the_daemon_from_starting(
-    session_factory: Callable[..., Session], tmp_path: Path, files: Files
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
 ) -> None:
-    mount = tmp_path / "only"
-    mount.mkdir()
-    tier = {"mount_point": mount, "max_storage_quota": 16 * MIB, "persistent": True}
-    session = session_factory(files.root, tiers=[tier]).start()
-    settle(session)
-    wait_recorded(session, COUNT)
-    session.stop()
+    mount = shutil.copytree(recorded, tmp_path / "only")
+    session = session_factory(files.root, tiers=[level(mount, persistent=True)])
     garbage(manifest_of(session))
     session.start()
     assert settle(session)["present"] == COUNT

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.files import Files
 from support.session import Session, wait_until
 from support.steps import Steps
@@ -41,14 +42,23 @@ def first_bytes(session: Session, path: Path) -> str:
     return session.python(FIRST, path).strip()
 
 
-def test_a_process_without_room_for_a_new_daemon(
-    session_factory: Callable[..., Session], tmp_path: Path
-) -> None:
-    files = Files(tmp_path / "source").add_many(COUNT, SIZE)
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Files]:
+    """Old files, for each of the two tests. The first tree has two directories beside them."""
+    place = tmp_path_factory.mktemp("no_room")
+    made = [Files(place / name).add_many(COUNT, SIZE) for name in ("first", "second")]
     for directory, text in (("d", b"first one"), ("d.new", b"second on")):
-        (files.root / directory).mkdir()
-        (files.root / directory / "file").write_bytes(text * 100)
-    files.wait_until_old()
+        (made[0].root / directory).mkdir()
+        (made[0].root / directory / "file").write_bytes(text * 100)
+    for files in made:
+        files.wait_until_old()
+    return made
+
+
+def test_a_process_without_room_for_a_new_daemon(
+    session_factory: Callable[..., Session], trees: list[Files]
+) -> None:
+    files = trees[0]
     session = session_factory(files.root, prefetch="eager").start()
     settle(session)
     name = sorted(files.digests)[0]
@@ -74,10 +84,9 @@ def test_a_process_without_room_for_a_new_daemon(
 
 
 def test_a_process_that_starts_without_room(
-    session_factory: Callable[..., Session], tmp_path: Path
+    session_factory: Callable[..., Session], trees: list[Files]
 ) -> None:
-    files = Files(tmp_path / "source").add_many(COUNT, SIZE)
-    files.wait_until_old()
+    files = trees[1]
     session = session_factory(files.root, prefetch="eager").start()
     assert settle(session) == {"present": COUNT}
     changed = files.path(sorted(files.digests)[0])

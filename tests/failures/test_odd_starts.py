@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.files import Files
 from support.session import Session, wait_until
 from support.watch import open_by
@@ -26,7 +27,16 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
+# All that is odd in one way or another.
+SOME_ODD = [
+    "umask 0777, no HOME",
+    "as nohup starts it, a HOME for nothing",
+    "none of the three",
+    "in a directory that is gone",
+]
+
+
+@pytest.mark.parametrize("odd", cases(ODD, SOME_ODD))
 def test_it_is_as_without(
     session_factory: Callable[..., Session], tmp_path: Path, odd: str
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_program
+from support.draws import cases
 from support.files import Files
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
@@ -83,7 +84,12 @@ step(bool({holds}))
 """
 
 
-@pytest.mark.parametrize("case", MEANWHILE)
+# One for each way into the library: a move of the offset, a read, a number more, other flags, and a
+# number that another file gets.
+SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it", "vfork"]
+
+
+@pytest.mark.parametrize("case", cases(MEANWHILE, SOME_MEANWHILE))
 def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
@@ -162,17 +168,26 @@ PUT_THERE = {
 }
 
 
-@pytest.mark.parametrize("other", PUT_THERE)
-@pytest.mark.parametrize("call", READS)
+# Each call, and each file, once.
+SWAPS = [(call, other) for call in READS for other in PUT_THERE]
+EACH_SWAP = [
+    ("pread", "at_its_start"),
+    ("preadv", "to_write"),
+    ("read", "behind_its_end"),
+    ("readv", "at_its_start"),
+]
+
+
+@pytest.mark.parametrize("case", cases(SWAPS, EACH_SWAP), ids="-".join)
 def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     session_factory: Callable[..., Session],
     source: SlowSource,
     tmp_path: Path,
-    call: str,
-    other: str,
+    case: tuple[str, str],
 ) -> None:
     """The copy has the beginning, and the daemon stands still: the rest would come from the
     source, but another file is on the number by then."""
+    call, other = case
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(os.urandom(SIZE))
@@ -210,7 +225,7 @@ def offset_race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_program(tmp_path_factory.mktemp("race") / "race", *sources, flags=["-pthread"])
 
 
-@pytest.mark.parametrize("call", ["read", "readv"])
+@pytest.mark.parametrize("call", cases(["read", "readv"], ["read"]))
 @pytest.mark.parametrize("preload", [True, False])
 def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     session_factory: Callable[..., Session],

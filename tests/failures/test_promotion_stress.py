@@ -1,6 +1,6 @@
 """Descriptors are promoted while their numbers come and go in other threads.
 
-MONARCH_STRESS_SECONDS: how long it runs, 4 by default. Before a release:
+MONARCH_STRESS_SECONDS: how long it runs, 2 by default and 4 with --long. Before a release:
 
     MONARCH_STRESS_SECONDS=60 pytest tests/failures/test_promotion_stress.py -s
 """
@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_program
+from support.draws import sized
 from support.session import Session, wait_until
 
-STRESS_SECONDS = float(os.environ.get("MONARCH_STRESS_SECONDS", "4"))
+STRESS_SECONDS = float(os.environ.get("MONARCH_STRESS_SECONDS") or sized(2, 4))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_program
+from support.draws import cases
 from support.epoch import make_files
 from support.session import IN_UNITS, MIB, Session, wait_until
 
@@ -66,10 +67,13 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
-    """Here a mapping waits for the copy of its file. `session` has set the source's latency."""
+    """Here a mapping waits for the copy of its file: for one or two seconds. `session` has set the
+    source's latency, which is as it was afterwards."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
+        source.latency(read=LATENCY_S / 4)
         yield made
+        source.latency(read=LATENCY_S)
 
 
 def do_meanwhile(
@@ -97,7 +101,8 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-@pytest.mark.parametrize("what", WHAT)
+# dup2 takes the number as close does, and then gives it to the other file.
+@pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str
 ) -> None:

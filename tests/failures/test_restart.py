@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.draws import sized
 from support.files import Files, check_all, du_bytes, random_bytes
 from support.manifests import copies_in, manifest_of, wait_recorded
 from support.session import MIB, Session, wait_until
@@ -26,11 +27,12 @@ COUNT = 24
 def sources(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[tuple[SlowSource, list[Files]]]:
-    """Trees of old files behind one slow source that counts; each test takes one of them."""
+    """Trees of old files behind one slow source that counts: one that no test changes, and one for
+    each test that does."""
     place = tmp_path_factory.mktemp("restart")
     backing, mountpoint = place / "backing", place / "mount"
     mountpoint.mkdir()
-    trees = [Files(backing / f"tree{i}").add_many(COUNT, 30_000) for i in range(20)]
+    trees = [Files(backing / f"tree{i}").add_many(COUNT, 30_000) for i in range(3)]
     trees[-1].wait_until_old()
     # The mount tells of changes behind its back at once.
     with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as mounted:
@@ -42,23 +44,52 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
     return sources[0]
 
 
-@pytest.fixture
-def files(sources: tuple[SlowSource, list[Files]]) -> Files:
-    """An old tree that no other test has used, as seen through the slow source."""
-    behind = sources[1].pop(0)
-    seen = Files(sources[0].mountpoint / behind.root.name)
-    seen.digests = behind.digests
+def seen_by_programs(source: SlowSource, behind: Files) -> Files:
+    """A tree as seen through the slow source."""
+    seen = Files(source.mountpoint / behind.root.name)
+    seen.digests = dict(behind.digests)
     return seen
 
 
 @pytest.fixture
-def session(session_factory: Callable[..., Session], tmp_path: Path, files: Files) -> Session:
-    """Has filled and recorded everything; its daemon runs."""
-    made = make(session_factory, tmp_path, files)
-    made.start()
-    assert settle(made) == {"present": COUNT}
-    wait_recorded(made, COUNT)
-    return made
+def files(sources: tuple[SlowSource, list[Files]]) -> Files:
+    """An old tree, which the test leaves as it is."""
+    return seen_by_programs(sources[0], sources[1][0])
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory, sources: tuple[SlowSource, list[Files]]
+) -> Iterator[Path]:
+    """A tier that has recorded copies of all of `files`, and that no daemon uses."""
+    place = tmp_path_factory.mktemp("recorded")
+    (place / "tier").mkdir()
+    tier = {"mount_point": place / "tier", "max_storage_quota": 32 * MIB, "persistent": True}
+    root = seen_by_programs(sources[0], sources[1][0]).root
+    with Session(place, root, tiers=[tier]) as made:
+        made.start()
+        assert settle(made) == {"present": COUNT}
+        wait_recorded(made, COUNT)
+        made.stop()
+        yield place / "tier"
+
+
+@pytest.fixture
+def stopped(
+    session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
+) -> Session:
+    """Has recorded everything, and has ended in order. Its tier is a copy of `recorded`, in which
+    the manifest is as valid: it knows copies by their names."""
+    shutil.copytree(recorded, tmp_path / "tier")
+    return make(session_factory, tmp_path, files)
+
+
+@pytest.fixture
+def session(stopped: Session) -> Session:
+    """Has recorded everything, and its daemon runs."""
+    restart(stopped)
+    assert stopped.status()["sources"][0]["present"] == COUNT
+    return stopped
 
 
 def make(
@@ -93,9 +124,15 @@ however_it_ended = pytest.mark.parametrize("how", ["stopped", "killed"])
 
 @however_it_ended
 def test_copies_are_served_again_without_reading_the_source(
-    session: Session, files: Files, source: SlowSource, how: str
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    files: Files,
+    source: SlowSource,
+    how: str,
 ) -> None:
-    before = {path.name for path in copies_in(session).values()}
+    session = make(session_factory, tmp_path, files).start()
+    assert settle(session) == {"present": COUNT}
+    before = {path.name for path in wait_recorded(session, COUNT).values()}
     stop_or_kill(session, how)
     source.reset()
     restart(session)
@@ -138,11 +175,18 @@ def test_an_older_copy_of_the_same_file_does_not_hide_the_newer(
 
 @however_it_ended
 def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
-    session: Session, files: Files, source: SlowSource, how: str
+    session_factory: Callable[..., Session],
+    tmp_path: Path,
+    sources: tuple[SlowSource, list[Files]],
+    how: str,
 ) -> None:
+    source, behind = sources[0], sources[1].pop()
+    files = seen_by_programs(source, behind)
+    session = make(session_factory, tmp_path, files).start()
+    assert settle(session) == {"present": COUNT}
+    wait_recorded(session, COUNT)
     names = list(files.digests)
     stop_or_kill(session, how)
-    behind = Files(source.backing / files.root.name)
     behind.digests = files.digests
     behind.add(names[0], 30_000, version=1)  # in place, of the same size
     behind.add("new", 30_000, version=2)
@@ -193,19 +237,16 @@ def damage_kind(copy: Path) -> None:
     copy.mkdir()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [damage_byte, damage_end, damage_hole, damage_name, damage_kind],
-    ids=lambda d: d.__name__.removeprefix("damage_"),
-)
-def test_a_copy_damaged_after_a_kill_is_never_served(
-    session: Session, files: Files, damage: Callable[[Path], None]
-) -> None:
+DAMAGES = [damage_byte, damage_end, damage_hole, damage_name, damage_kind]
+
+
+def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Files) -> None:
+    """Three copies are damaged in each way."""
     copies = copies_in(session)
-    names = list(files.digests)[:3]
+    names = list(files.digests)[: 3 * len(DAMAGES)]
     session.kill()
-    for name in names:
-        damage(copies[name])
+    for number, name in enumerate(names):
+        DAMAGES[number % len(DAMAGES)](copies[name])
     restart(session)
     check_all(session, files)
     assert settle(session)["present"] == COUNT
@@ -257,9 +298,10 @@ def is_clean(session: Session) -> bool:
         return bool(db.execute("SELECT value FROM meta WHERE key = 'clean'").fetchone()[0] == "1")
 
 
-def test_a_start_that_fails_leaves_a_clean_tier_clean(session: Session) -> None:
-    session.stop()
+def test_a_start_that_fails_leaves_a_clean_tier_clean(stopped: Session) -> None:
+    session = stopped
     assert is_clean(session)
+    session.paths.make()
     in_the_way = session.paths.path / "socket"
     in_the_way.mkdir()
     done = session.monarch("serve")
@@ -270,17 +312,18 @@ def test_a_start_that_fails_leaves_a_clean_tier_clean(session: Session) -> None:
     assert session.status()["sources"][0]["present"] == COUNT
 
 
-def test_a_start_that_is_ended_leaves_a_clean_tier_clean(session: Session) -> None:
+def test_a_start_that_is_ended_leaves_a_clean_tier_clean(stopped: Session) -> None:
     """Whenever it is; which moments those are differs from machine to machine."""
-    session.stop()
+    session = stopped
     began = time.monotonic()
     session.start()
     takes = time.monotonic() - began
     session.stop()
-    for part in range(12):
+    parts = sized(4, 12)
+    for part in range(parts):
         session.start(wait=False)
         assert session.daemon is not None
-        time.sleep(takes * (0.5 + part / 20))
+        time.sleep(takes * (0.5 + 0.6 * part / parts))
         session.daemon.terminate()
         session.daemon.wait(30)
         assert is_clean(session)
@@ -289,10 +332,10 @@ def test_a_start_that_is_ended_leaves_a_clean_tier_clean(session: Session) -> No
 
 
 def test_a_copy_that_was_lost_after_a_clean_end_is_not_served(
-    session: Session, files: Files
+    stopped: Session, files: Files
 ) -> None:
+    session = stopped
     copies = copies_in(session)
-    session.stop()
     damage_name(copies[next(iter(files.digests))])
     restart(session)
     assert session.status()["sources"][0]["present"] == COUNT - 1
@@ -300,9 +343,8 @@ def test_a_copy_that_was_lost_after_a_clean_end_is_not_served(
 
 
 def test_a_smaller_quota_drops_copies(
-    session_factory: Callable[..., Session], session: Session, tmp_path: Path, files: Files
+    session_factory: Callable[..., Session], stopped: Session, tmp_path: Path, files: Files
 ) -> None:
-    session.stop()
     # Eight blocks a file, and a bit of the ninth; the directories and the manifest count as well.
     quota = 10 * 32768
     smaller = make(session_factory, tmp_path, files, quota)
@@ -316,10 +358,9 @@ def test_a_smaller_quota_drops_copies(
 
 
 def test_another_block_size_makes_the_copies_anew(
-    session_factory: Callable[..., Session], session: Session, tmp_path: Path, files: Files
+    session_factory: Callable[..., Session], stopped: Session, tmp_path: Path, files: Files
 ) -> None:
-    old = set(copies_in(session).values())
-    session.stop()
+    old = set(copies_in(stopped).values())
     other = make(session_factory, tmp_path, files, block_size="64KiB")
     restart(other)
     check_all(other, files)

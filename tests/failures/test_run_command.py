@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.draws import cases, sized
 from support.files import Files, check_all
 from support.session import Session, wait_until
 
@@ -49,18 +50,19 @@ def assert_nothing_left(session: Session) -> None:
     assert not tier_root(session.tiers[0]).exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ("exit 0", 0),
-        ("exit 3", 3),
-        ("exit 255", 255),
-        ("kill -TERM $$", 128 + 15),
-        ("kill -KILL $$", 128 + 9),
-        ("kill -SEGV $$", 128 + 11),
-    ],
-)
-def test_the_commands_status_is_passed_on(session: Session, script: str, status: int) -> None:
+STATUSES = {
+    "exit 0": 0,
+    "exit 3": 3,
+    "exit 255": 255,
+    "kill -TERM $$": 128 + 15,
+    "kill -KILL $$": 128 + 9,
+    "kill -SEGV $$": 128 + 11,
+}
+
+
+@pytest.mark.parametrize("script", cases(STATUSES, ["exit 3", "kill -KILL $$"]))
+def test_the_commands_status_is_passed_on(session: Session, script: str) -> None:
+    status = STATUSES[script]
     done = session.monarch("run", "-q", "--", "sh", "-c", f"echo out; echo err >&2; {script}")
     assert (done.returncode, done.stdout, done.stderr) == (status, "out\n", "err\n")
     assert_nothing_left(session)
@@ -148,7 +150,10 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+SIGNALS = ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"]
+
+
+@pytest.mark.parametrize("name", cases(SIGNALS, ["SIGTERM", "SIGUSR2"]))
 def test_signals_of_a_batch_system_reach_the_command(session: Session, name: str) -> None:
     with subprocess.Popen(
         session.command("run", "-q", "--", sys.executable, "-c", TRAPPER),
@@ -182,7 +187,7 @@ def test_ctrl_c_is_the_commands(session: Session) -> None:
     assert_nothing_left(session)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
+@pytest.mark.parametrize("delay_s", cases([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7], [0.1, 0.3, 0.5]))
 def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: float) -> None:
     with subprocess.Popen(
         session.command("run", "-q", "--", "sleep", "60"),
@@ -324,7 +329,8 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
     session = session_factory(tree)
     script = f"touch $0.here; until [ -e $0 ]; do sleep 0.02; done; md5sum {tree}/large"
     jobs = []
-    for i in range(4):
+    count = sized(3, 4)
+    for i in range(count):
         words = session.command("run", "-q", "--json", str(tmp_path / f"{i}.json"), "--")
         with (tmp_path / f"{i}.out").open("wb") as out:
             job = subprocess.Popen(
@@ -336,7 +342,7 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
             )
         jobs.append(job)
     try:
-        wait_until(lambda: len(list(tmp_path.glob("gate*.here"))) == 4, what="all four jobs")
+        wait_until(lambda: len(list(tmp_path.glob("gate*.here"))) == count, what="all jobs")
         daemon = session.status()["pid"]
         for i, job in enumerate(jobs):
             (tmp_path / f"gate{i}").touch()
@@ -346,8 +352,8 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGTERM)
                 job.wait()
-    assert len({(tmp_path / f"{i}.out").read_bytes() for i in range(4)}) == 1
-    reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(4)]
+    assert len({(tmp_path / f"{i}.out").read_bytes() for i in range(count)}) == 1
+    reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(count)]
     assert {report["pid"] for report in reports} == {daemon}
     wait_until(lambda: not Path(f"/proc/{daemon}").exists(), what="the daemon's end")
 

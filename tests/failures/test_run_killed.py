@@ -1,4 +1,7 @@
-"""A daemon whose `monarch run` was killed: it serves who is left, and then ends by itself."""
+"""A daemon whose `monarch run` was killed: it serves who is left, and then ends by itself.
+
+How long a daemon waits that nobody uses is shorter here than in the package, except with --long.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.draws import sized
 from support.files import Files
+from support.impatient import impatient
 from support.session import Session, wait_until
 
+from monarch_py.daemon.orphan import LOOK_S, UNUSED_S
 from monarch_py.storage.tiers import tier_root
 
 # Has a file of the source open under the library, in a session of its own, until its input ends.
@@ -28,6 +34,17 @@ os.read(0, 1)
 """
 
 
+def unused_s() -> float:
+    """How long a daemon waits that nobody uses [s]."""
+    return sized(1.5, UNUSED_S)
+
+
+def run_of(session: Session, *command: str) -> list[str]:
+    orphan = "monarch_py.daemon.orphan"
+    limits = {f"{orphan}.UNUSED_S": unused_s(), f"{orphan}.LOOK_S": sized(0.2, LOOK_S)}
+    return impatient(session, limits, "run", "-q", "--", *command)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     return Files(tmp_path / "source").add_many(5, 3000)
@@ -38,7 +55,7 @@ def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]
     """`monarch run` of a command that has said "here", killed; its input stays open to the end of
     the block, and the command with it."""
     with subprocess.Popen(
-        session.command("run", "-q", "--", *command),
+        run_of(session, *command),
         env=session.env(preload=False),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -77,13 +94,13 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
         commands[left] = stack.enter_context(killed(left, "sh", "-c", script, "sh", *reader))
         assert taken.monarch("start").stdout.startswith("a daemon serves this configuration")
         other = subprocess.Popen(
-            shared.command("run", "-q", "--", "cat"),
+            run_of(shared, "cat"),
             env=shared.env(preload=False),
             stdin=subprocess.PIPE,
         )
         stack.callback(other.wait, 60)
         stack.callback(other.communicate)
-        time.sleep(7)  # longer than a daemon waits that nobody uses
+        time.sleep(1.4 * unused_s())  # longer than a daemon waits that nobody uses
         assert [serves(each) for each in (plain, left, taken, shared)] == [True] * 4
         for command in commands.values():
             assert command.stdin is not None
@@ -111,9 +128,7 @@ def test_a_run_that_is_killed_while_it_starts_one(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
     session = session_factory(files.root)
-    with subprocess.Popen(
-        session.command("run", "-q", "--", "sleep", "60"), env=session.env(preload=False)
-    ) as run:
+    with subprocess.Popen(run_of(session, "sleep", "60"), env=session.env(preload=False)) as run:
         users = session.paths.path / "users"
         wait_until(lambda: users.exists() and users.read_text(), what="the daemon's first steps")
         run.kill()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.files import READ_ALL, Files, check_all
 from support.session import Session
 from support.watch import settle
@@ -156,7 +157,24 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+# One for each check of a client's, and of the next daemon's.
+EACH_CHECK = [
+    control_cut,
+    control_garbage,
+    control_lengths,
+    control_open_to_others,
+    control_a_link,
+    control_a_fifo,
+    clients_gone,
+    clients_cut,
+    catalog_cut,
+    catalog_garbage,
+    catalog_offsets,
+    directory_gone,
+]
+
+
+@pytest.mark.parametrize("damage", cases(DAMAGES, EACH_CHECK), ids=lambda damage: damage.__name__)
 def test_damaged_segments_harm_nobody(
     abandoned: Session, files: Files, damage: Callable[[Session], None]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.draws import cases
 from support.files import Files
 from support.segments import is_changed, segments
 from support.session import Session, wait_until
@@ -77,7 +78,11 @@ def replace(path: Path) -> None:
     path.with_name("other").replace(path)
 
 
-@pytest.mark.parametrize("part", ["clients", "catalog", "socket", "control replaced"])
+PARTS = ["clients", "catalog", "socket", "control replaced"]
+
+
+# A file that is gone, and one that is another.
+@pytest.mark.parametrize("part", cases(PARTS, ["catalog", "control replaced"]))
 def test_a_part_of_it(session_factory: Callable[..., Session], files: Files, part: str) -> None:
     session = session_factory(files.root).start()
     settle(session)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.draws import sized
 from support.files import Files, Loop, check_all, du_bytes, random_bytes
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
@@ -125,7 +126,7 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
     """Each new copy takes a place in an index that only a larger catalog empties."""
-    files = Files(tmp_path / "source").add_many(3500, 10)
+    files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
     session.wait_scanned()
@@ -140,6 +141,7 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
         wait_until(settled, timeout=90, what="the end of all fills")
         session.forget()
     session.want_all()
+    assert "copies cannot be published" in session.log.read_text()
     assert session.daemon is not None
     assert session.daemon.poll() is None
     (shm / "ballast").unlink()

@@ -1,4 +1,7 @@
-"""Commands while the source's file system hangs, or when the dataset is gone for good."""
+"""Commands while the source's file system hangs, or when the dataset is gone for good.
+
+How long they wait for it is shorter here than in the package, except with --long.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.draws import sized
 from support.files import Files
+from support.impatient import impatient
 from support.manifests import wait_recorded
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet, settle
 
 from monarch_py.demo.slowsource import SlowSource
+from monarch_py.scan.walk import END_LIMIT_S
 from monarch_py.storage.tiers import tier_root
+from monarch_py.util import hanging
 
 COUNT = 5
 ENDED = [
@@ -42,9 +49,25 @@ def stopped(mounted: SlowSource) -> Iterator[None]:
         os.kill(mounted.process.pid, signal.SIGCONT)
 
 
+def limits() -> dict[str, float]:
+    answer_s, end_s = sized(2.0, hanging.LIMIT_S), sized(1.0, END_LIMIT_S)
+    return {
+        "monarch_py.util.hanging.LIMIT_S": answer_s,
+        "monarch_py.config.load.LIMIT_S": answer_s,
+        "monarch_py.daemon.server.END_LIMIT_S": end_s,
+    }
+
+
+@pytest.fixture
+def impatient_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limits for commands in the test's process."""
+    for name, value in limits().items():
+        monkeypatch.setattr(name, value)
+
+
 def begun(session: Session, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        session.command(*words),
+        impatient(session, limits(), *words),
         env=session.env(False, COLUMNS="400"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -53,30 +76,32 @@ def begun(session: Session, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.usefixtures("impatient_here")
 def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
     session_factory: Callable[..., Session],
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
     mounted = slow_factory()
-    behind = Files(mounted.backing).add_many(COUNT, 10_000)
-    behind.wait_until_old()
+    Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()
     level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
     session = session_factory(mounted.mountpoint, tiers=[level]).start()
     assert settle(session) == {"present": COUNT}
     wait_recorded(session, COUNT)
     session.stop()
-    silent = f"{str(mounted.mountpoint)!r} does not answer within 5 s; its file system hangs"
+    within = f"{limits()['monarch_py.util.hanging.LIMIT_S']:.0f} s"
+    silent = f"{str(mounted.mountpoint)!r} does not answer within {within}; its file system hangs"
     with stopped(mounted):
         run, verify = begun(session, "run", "--", "true"), begun(session, "verify", "--source")
-        doctor, interrupted = begun(session, "doctor"), begun(session, "doctor")
-        for process in (doctor, interrupted):
+        interrupted, doctor = begun(session, "doctor"), begun(session, "doctor")
+        for process in (interrupted, doctor):
             assert process.stdout is not None
             # One finding after the other: the first are there long before the source is given up.
             assert process.stdout.readline().startswith("ok")
             assert process.poll() is None
-        interrupted.send_signal(signal.SIGINT)
+            if process is interrupted:
+                process.send_signal(signal.SIGINT)
         said, _ = interrupted.communicate(timeout=30)
         assert interrupted.returncode != 0
         assert silent not in said
@@ -119,10 +144,18 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     """Its threads are in a fill, and then in a scan; the next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
-    behind.wait_until_old()
     (tmp_path / "tier").mkdir()
     level = {"mount_point": tmp_path / "tier", "max_storage_quota": 4 * MIB, "persistent": True}
-    session = session_factory(mounted.mountpoint, tiers=[level], prefetch="on_demand").start()
+    session = session_factory(mounted.mountpoint, tiers=[level], prefetch="on_demand")
+    with session.log.open("ab") as log:
+        session.daemon = subprocess.Popen(
+            impatient(session, limits(), "serve"),
+            env=session.env(preload=False),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    session.wait_up()
     session.wait_scanned()
     mounted.latency(read=HANGS_S)
     warm = begun(session, "warm")

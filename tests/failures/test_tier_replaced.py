@@ -86,7 +86,13 @@ class Site:
 
     def fill(self) -> None:
         self.digests()
-        wait_until(lambda: self.status()["sources"][0]["present"] == COUNT, what="all copies")
+        wait_until(self._is_copied, what="all copies")
+        assert self.status()["sources"][0]["present"] == COUNT
+
+    def _is_copied(self) -> bool:
+        """As the directory shows it: each status is a process of Alice's."""
+        copies = self.mount.glob(f"monarch-{ALICE}/c/*")
+        return [copy.stat().st_size for copy in copies] == [SIZE] * COUNT
 
     def plant(self) -> bool:
         """As Bobby; whether he could."""

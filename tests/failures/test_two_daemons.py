@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.draws import cases
 from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import settle
@@ -64,6 +65,7 @@ def test_a_second_serve_exits_with_3_and_harms_nothing(
     assert session.totals()["hits"] == hits + 10
 
 
+@pytest.mark.long  # test_run_command.py has test_two_starts_at_once_start_one_daemon
 def test_of_many_starts_at_once_one_wins(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
@@ -82,7 +84,7 @@ def test_of_many_starts_at_once_one_wins(
     wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
+@pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
 def test_another_configuration_goes_without_a_tier_that_is_held(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
 ) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 from cluster.conftest import why_no_mpi
+from support.draws import sized
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 from support.slurm import SCRIPTS, Slurm, why_no_slurm
@@ -114,6 +115,7 @@ def jobs(slurm: Slurm, tmp_path: Path, config: Path, commands: Path) -> Jobs:
     return Jobs(slurm, tmp_path, config, commands)
 
 
+@pytest.mark.long  # test_a_daemon_that_dies_takes_no_other_along_and_can_come_back asks the same
 def test_daemons_that_know_of_each_other(jobs: Jobs) -> None:
     seen = jobs.directory / "seen"
     look = jobs.script("look", f"monarch status --all --json >{seen}; exit 7")
@@ -139,14 +141,11 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
 
 
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
-    if shutil.which("torchrun") is None:
-        pytest.skip("torchrun is missing: install the extra torch")
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
-    launchers = (
-        "srun --ntasks=2",
-        "mpiexec -n 2",
-        f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2",
-    )
+    torchrun = f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2"
+    launchers = ["srun --ntasks=2", "mpiexec -n 2", *sized([], [torchrun])]
+    if torchrun in launchers and shutil.which("torchrun") is None:
+        pytest.skip("torchrun is missing: install the extra torch")
     seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
     look = [f"monarch status --json >{file}" for file in seen]
     lines = ["monarch warm", look[0]]
@@ -243,11 +242,15 @@ until [ -e {go} ]; do sleep 0.1; done
 {look} >{after}
 {serve} monarch serve &
 until {look} >{again}; do sleep 0.5; done
-until [ -e {enough} ]; do sleep 0.1; done""",
+until [ -e {enough} ]; do sleep 0.1; done
+exit 7""",
     )
     job = jobs.submit(SCRIPTS / "job", train, MONARCH_MPI="pmi2")
     wait_until(seen.exists, timeout=60, what="the daemons")
-    victim = psutil.Process(json.loads(seen.read_text())["nodes"][1]["status"]["pid"])
+    nodes = json.loads(seen.read_text())["nodes"]
+    assert [node["name"] for node in nodes] == NAMES
+    assert [node["answers"] for node in nodes] == [True] * 3
+    victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
     # Its `serve` has ended, and Slurm knows.
     said_of = (jobs.directory / "said").read_text
@@ -266,6 +269,10 @@ until [ -e {enough} ]; do sleep 0.1; done""",
     assert "monarch: the daemon has ended" in said, said
     nodes = json.loads(again.read_text())["nodes"]
     assert [node["why"] for node in nodes] == ["", "", ""], said
+    assert "3 daemons serve " in said, said
+    assert jobs.slurm.exit_code(job) == "7:0"
+    assert daemons(jobs.config) == []
+    assert jobs.copies() == ""
 
 
 def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
@@ -294,6 +301,7 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
 
+@pytest.mark.long  # tests/cluster/test_refusals.py does the same under mpiexec
 def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
     jobs.config.write_text(jobs.config.read_text() + "peers: {interface: no0}\n")
     serve = "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve"
