@@ -101,13 +101,17 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
 
 
 def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
+    """At its address, which is somebody else's at first."""
     before = {rank: pid_of(local, rank) for rank in (0, 2)}
     session = local.session(local.file(VICTIM))
     last_words = session.log.read_bytes() + b"and why it died\n"
     session.log.write_bytes(last_words)
     addresses = [node["address"] for node in seen_by(local, 0)]
     # A start that was refused changes nothing.
-    assert "Address already in use" in refusal_of_the_address(local)
+    host, _, port = addresses[VICTIM].rpartition(":")
+    line = refusal_of_the_address(local)
+    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
+    assert "Address already in use" in line
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons already served ")
@@ -195,13 +199,6 @@ def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
     finally:
         assert standing.monarch("stop", "-c", standing.file(VICTIM)).returncode == 0
     assert line.startswith(f"monarch: {socket.gethostname()}#1: a daemon serves this configuration")
-
-
-def test_its_address_is_somebody_elses(standing: Local) -> None:
-    host, _, port = seen_by(standing, 0)[VICTIM]["address"].rpartition(":")
-    line = refusal_of_the_address(standing)
-    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
-    assert "Address already in use" in line
 
 
 def test_it_does_not_start(standing: Local) -> None:
