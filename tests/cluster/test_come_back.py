@@ -14,9 +14,12 @@ from typing import Any
 import psutil
 import pytest
 from cluster.conftest import Local, why_no_mpi
+from support.draws import sized
 from support.session import wait_until
 
 VICTIM = 1
+# Where it is not about those that serve: each rank of a start takes a second of CPU.
+FEW = sized(2, 3)
 
 
 @pytest.fixture
@@ -25,15 +28,21 @@ def local(tree: Path, local_factory: Callable[..., Local]) -> Local:
     return with_one_killed(local_factory(tree, 3))
 
 
+@pytest.fixture
+def few(tree: Path, local_factory: Callable[..., Local]) -> Local:
+    """The same with FEW daemons."""
+    return with_one_killed(local_factory(tree, FEW))
+
+
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The same, for tests that leave it as they find it."""
+    """The same as `few`, for tests that leave it as they find it."""
     if missing := why_no_mpi():
         pytest.skip(missing)
     place = tmp_path_factory.mktemp("standing")
     (place / "source").mkdir()
     (place / "source" / "file").write_bytes(b"content")
-    with Local(place / "nodes", place / "source", 3) as local:
+    with Local(place / "nodes", place / "source", FEW) as local:
         yield with_one_killed(local)
 
 
@@ -44,7 +53,8 @@ def source_of(local: Local) -> Path:
 def with_one_killed(local: Local) -> Local:
     local.start()
     psutil.Process(pid_of(local, VICTIM)).kill()
-    wait_until(lambda: len(local.daemons()) == 2, what="the end of the daemon that was killed")
+    left = local.count - 1
+    wait_until(lambda: len(local.daemons()) == left, what="the end of the daemon that was killed")
     return local
 
 
@@ -72,11 +82,11 @@ def seen_by(local: Local, rank: int) -> list[dict[str, Any]]:
 
 def serve_together(local: Local) -> None:
     """All see all, at the addresses that they had, and what is read comes from each other."""
-    for rank in range(3):
+    for rank in range(local.count):
         wait_until(lambda rank=rank: local.connection(rank).ask("status")["scanned"])  # type: ignore[misc]
         nodes = seen_by(local, rank)
-        assert [node["why"] for node in nodes] == ["", "", ""]
-        assert len({node["status"]["pid"] for node in nodes}) == 3
+        assert [node["why"] for node in nodes] == [""] * local.count
+        assert len({node["status"]["pid"] for node in nodes}) == local.count
 
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
@@ -91,13 +101,17 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
 
 
 def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
+    """At its address, which is somebody else's at first."""
     before = {rank: pid_of(local, rank) for rank in (0, 2)}
     session = local.session(local.file(VICTIM))
     last_words = session.log.read_bytes() + b"and why it died\n"
     session.log.write_bytes(last_words)
     addresses = [node["address"] for node in seen_by(local, 0)]
     # A start that was refused changes nothing.
-    assert "Address already in use" in refusal_of_the_address(local)
+    host, _, port = addresses[VICTIM].rpartition(":")
+    line = refusal_of_the_address(local)
+    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
+    assert "Address already in use" in line
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons already served ")
@@ -123,23 +137,24 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     wait_until(has_given)
 
 
-def test_it_may_be_in_the_foreground(local: Local) -> None:
+def test_it_may_be_in_the_foreground(few: Local) -> None:
     """Those that serve have nothing to wait for; the one that comes back is waited for."""
     with subprocess.Popen(
-        local.command("serve", "-c", local.template),
-        env=local.env(),
+        few.command("serve", "-c", few.template),
+        env=few.env(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline().startswith("2 of 3 daemons already served ")
-            serve_together(local)
+            line = process.stdout.readline()
+            assert line.startswith(f"{FEW - 1} of {FEW} daemons already served ")
+            serve_together(few)
             assert process.poll() is None
-            assert local.monarch("stop", "-c", local.file(VICTIM)).returncode == 0
+            assert few.monarch("stop", "-c", few.file(VICTIM)).returncode == 0
             assert process.wait(30) == 0
-            assert len(local.daemons()) == 2
+            assert len(few.daemons()) == FEW - 1
         finally:
             process.kill()
 
@@ -171,7 +186,7 @@ def test_who_keeps_what_has_to_stay(standing: Local) -> None:
 def test_what_all_agreed_on_has_to_stay(standing: Local) -> None:
     """With what the daemons that run were started with, whatever is in all files now."""
     sources = [{"path": str(source_of(standing)), "exclude": ["*.tar"]}]
-    with configured(standing, *range(3), sources=sources):
+    with configured(standing, *range(FEW), sources=sources):
         line = refusal(standing)
     assert "#1: sources[0].exclude is ['*.tar'], but on the nodes with running daemons it" in line
 
@@ -184,13 +199,6 @@ def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
     finally:
         assert standing.monarch("stop", "-c", standing.file(VICTIM)).returncode == 0
     assert line.startswith(f"monarch: {socket.gethostname()}#1: a daemon serves this configuration")
-
-
-def test_its_address_is_somebody_elses(standing: Local) -> None:
-    host, _, port = seen_by(standing, 0)[VICTIM]["address"].rpartition(":")
-    line = refusal_of_the_address(standing)
-    assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
-    assert "Address already in use" in line
 
 
 def test_it_does_not_start(standing: Local) -> None:
@@ -218,12 +226,12 @@ def test_another_tree_is_there_now(standing: Local) -> None:
     assert f"#1: {tree} is not the same directory as on {socket.gethostname()}#0 " in line
 
 
-def test_those_that_are_there_are_stopped_and_the_others_named(local: Local) -> None:
-    done = local.ranks("stop", "-c", local.template)
+def test_those_that_are_there_are_stopped_and_the_others_named(few: Local) -> None:
+    done = few.ranks("stop", "-c", few.template)
     assert done.returncode == 3
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("monarch: "))
     assert line.startswith(f"monarch: {socket.gethostname()}: no daemon serves this configuration")
-    assert local.daemons() == []
+    assert few.daemons() == []
 
 
 def test_a_daemon_alone_has_no_cluster_to_tell(

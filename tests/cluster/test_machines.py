@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,18 @@ def nodes_seen_by(machines: Machines, machine: int, config: Path) -> list[dict[s
 
 
 def test_every_machine_sees_all(started: Machines, config: Path) -> None:
-    for machine in range(len(NAMES)):
+    def scanned(machine: int) -> list[dict[str, Any]] | None:
         nodes = nodes_seen_by(started, machine, config)
+        return nodes if all(node["status"]["scanned"] for node in nodes) else None
+
+    for machine in range(len(NAMES)):
+        nodes = wait_until(partial(scanned, machine), what="the list on all machines")
         assert [node["name"] for node in nodes] == NAMES
         assert [node["answers"] for node in nodes] == [True] * 3
         hosts = [node["address"].rpartition(":")[0] for node in nodes]
         assert hosts == [started.nodes.address(i) for i in range(3)]
         # Its own memory each.
         assert len({node["status"]["pid"] for node in nodes}) == 3
-        wait_until(
-            lambda machine=machine: all(  # type: ignore[misc]
-                n["status"]["scanned"] for n in nodes_seen_by(started, machine, config)
-            )
-        )
-        nodes = nodes_seen_by(started, machine, config)
         assert {node["status"]["sources"][0]["files"] for node in nodes} == {17}
 
 
@@ -154,6 +153,7 @@ def test_an_address_that_others_cannot_reach_is_refused(
     assert "peers.interface" in line
 
 
+@pytest.mark.long
 def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Path) -> None:
     config = write(tmp_path, tree, peers={"interface": "eth0", "port": 7321})
     try:

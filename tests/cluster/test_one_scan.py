@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import Local
+from support.draws import cases, sized
 from support.session import wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
+NODES = sized(2, 3)
 # What each further daemon asks, whatever the size of the dataset: its configuration's and its own
 # looks at the root, and one at a file, to see that it has the same source before it.
 LOOKS_OF_A_NODE = 25
@@ -45,7 +47,7 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
 ) -> None:
     source = slow_factory(attr_timeout=0)
     fill(tmp_path / "backing")
-    local = local_factory(tmp_path / "mount", 3)
+    local = local_factory(tmp_path / "mount", NODES)
 
     def counted(start: Callable[[], None], ranks: range) -> dict[str, int]:
         before = source.counts()
@@ -60,10 +62,10 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
     assert alone["getattr"] > DIRECTORIES * FILES
     assert alone["readdir"] > DIRECTORIES
     assert local.monarch("stop", "-c", local.file(0)).returncode == 0
-    together = counted(local.start, range(3))
+    together = counted(local.start, range(NODES))
     assert together["readdir"] <= alone["readdir"]
     # `start` itself looks at the configuration of each, as it does for one.
-    assert together["getattr"] <= alone["getattr"] + 3 * LOOKS_OF_A_NODE
+    assert together["getattr"] <= alone["getattr"] + NODES * LOOKS_OF_A_NODE
     assert together["read"] == 0
 
 
@@ -71,15 +73,15 @@ def test_all_nodes_list_what_the_first_has_listed(
     tree: Path, local_factory: Callable[..., Local]
 ) -> None:
     """Also what is no file, and what the configuration leaves out."""
-    local = local_factory({"path": str(tree), "exclude": ["c/*"]}, 3)
+    local = local_factory({"path": str(tree), "exclude": ["c/*"]}, NODES)
     local.start()
-    wait_until_ready(local, range(3))
-    sources = [local.connection(rank).ask("status")["sources"][0] for rank in range(3)]
+    wait_until_ready(local, range(NODES))
+    sources = [local.connection(rank).ask("status")["sources"][0] for rank in range(NODES)]
     for source in sources:
         assert source["bypass"] == {"excluded": 5}
         assert source["files"] == 17
         assert source["scan_seconds"] == sources[0]["scan_seconds"] > 0
-    entries = {local.connection(rank).ask("status")["catalog_entries"] for rank in range(3)}
+    entries = {local.connection(rank).ask("status")["catalog_entries"] for rank in range(NODES)}
     assert len(entries) == 1
 
 
@@ -110,7 +112,7 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
     assert local.connection(1).ask("status")["totals"]["metadata_hits"] > 0
 
 
-@pytest.mark.parametrize("name", ["", "a"])
+@pytest.mark.parametrize("name", cases(["", "a"], short=["a"]))
 def test_another_tree_under_the_same_name_is_refused(
     tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
 ) -> None:

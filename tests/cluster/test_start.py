@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from cluster.conftest import Local
+from support.draws import sized
 from support.session import wait_until
 
 FILES = 17  # regular files of `tree`
@@ -22,41 +24,44 @@ def wait_scanned(local: Local) -> None:
         wait_until(lambda connection=connection: connection.ask("status")["scanned"])  # type: ignore[misc]
 
 
-def test_four_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Local]) -> None:
-    local = local_factory(tree, 4)
+def test_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Local]) -> None:
+    count = sized(2, 4)
+    local, last = local_factory(tree, count), count - 1
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("4 daemons serve ")
+    assert done.stdout.startswith(f"{count} daemons serve ")
+    daemons_have_no_mpi_and_no_secret_is_to_be_seen(local)
     wait_scanned(local)
     seen = [
         json.loads(local.monarch("status", "--all", "--json", "-c", local.file(r)).stdout)
-        for r in (0, 3)
+        for r in (0, last)
     ]
     for found in seen:
         assert found["schema"] == 1
         nodes = found["nodes"]
-        assert [node["rank"] for node in nodes] == [0, 1, 2, 3]
+        assert [node["rank"] for node in nodes] == [*range(count)]
         assert all(node["answers"] and node["why"] == "" for node in nodes)
-        assert len({node["status"]["pid"] for node in nodes}) == 4
-        assert len({node["address"] for node in nodes}) == 4
+        assert len({node["status"]["pid"] for node in nodes}) == count
+        assert len({node["address"] for node in nodes}) == count
         for rank, node in enumerate(nodes):
             assert node["status"]["sources"][0]["files"] == FILES
             assert node["status"]["tiers"][0]["mount_point"] == str(local.directory / f"tier{rank}")
     assert [n["address"] for n in seen[0]["nodes"]] == [n["address"] for n in seen[1]["nodes"]]
     shown = local.monarch("status", "--all", "-c", local.file(1))
-    assert shown.stdout.count("serving") == 4
+    assert shown.stdout.count("serving") == count
     assert shown.returncode == 0
     again = local.ranks("start", "-c", local.template)
     assert (again.returncode, again.stderr) == (0, "")
     assert "already" in again.stdout
-    local.file(2).write_text(local.file(2).read_text() + "# another text\n")
+    file = local.file(last)
+    file.write_text(file.read_text() + "# another text\n")
     changed = local.ranks("start", "-c", local.template)
     assert changed.returncode == 0
-    assert f"{local.file(2)} has changed since its daemon was started" in changed.stderr
-    assert len(local.daemons()) == 4
+    assert f"{file} has changed since its daemon was started" in changed.stderr
+    assert len(local.daemons()) == count
     stopped = local.ranks("stop", "-c", local.template)
     assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert stopped.stdout.count("stopped") == 4
+    assert stopped.stdout.count("stopped") == count
     assert local.daemons() == []
 
 
@@ -107,7 +112,8 @@ def test_serve_ends_with_its_daemon_and_the_daemon_with_it(
                 daemons = local.daemons()
                 assert len(daemons) == 2
                 if end == "stop":
-                    assert local.ranks("stop", "-c", local.template).returncode == 0
+                    for rank in range(2):
+                        assert local.monarch("stop", "-c", local.file(rank)).returncode == 0
                     assert process.wait(30) == 0
                 elif end == "terminate":
                     process.send_signal(signal.SIGTERM)
@@ -124,6 +130,7 @@ def test_serve_ends_with_its_daemon_and_the_daemon_with_it(
                 process.kill()
 
 
+@pytest.mark.long
 def test_copies_of_an_earlier_session_are_found_again(
     tree: Path, local_factory: Callable[..., Local]
 ) -> None:
@@ -177,11 +184,7 @@ def test_one_node_needs_no_mpi(
     assert sprung.exists()
 
 
-def test_the_daemons_have_no_mpi_and_no_secret_is_to_be_seen(
-    tree: Path, local_factory: Callable[..., Local]
-) -> None:
-    local = local_factory(tree, 2)
-    local.start()
+def daemons_have_no_mpi_and_no_secret_is_to_be_seen(local: Local) -> None:
     for daemon in local.daemons():
         maps = Path(f"/proc/{daemon.pid}/maps").read_text()
         assert "libmpi" not in maps

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 from daemon.engine_site import Engine
+from daemon.old_files import OldFiles
 from daemon.planned_site import Factory, Site
 
 from monarch_py.demo.slowsource import SlowSource
+
+
+@pytest.fixture(scope="session", autouse=True)
+def old_files(tmp_path_factory: pytest.TempPathFactory) -> OldFiles:
+    return OldFiles(tmp_path_factory.mktemp("old"))
 
 
 @pytest.fixture

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from daemon.following import plan_of
+from support.draws import sized
 from support.files import Files
-from support.session import MIB, Session, wait_until
+from support.session import Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
-MANY, SIZE, SEED = 600, 50_000, 11
+MANY, SIZE, SEED = sized(400, 600), 50_000, 11
+# Of a staging area: a good quarter of the dataset [bytes].
+AREA = MANY * SIZE * 7 // 25
 
 
 class Site:
@@ -34,7 +37,7 @@ class Site:
         plan: Path | list[Path] | None,
         *,
         share: float = 0.5,
-        area: int = 8 * MIB,
+        area: int = AREA,
         **more: Any,
     ) -> Session:
         """A daemon that has scanned the source; `share` : of the dataset that the tier holds."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.files import Files
+import pytest
+from daemon.old_files import OldFiles
 from support.session import Session, wait_until
 
 from monarch_py.daemon.copies.concurrency import FIRST
@@ -58,17 +59,19 @@ def reader(session: Session) -> Iterator[Reader]:
             process.kill()
 
 
-def start(
-    session_factory: Callable[..., Session],
-    slow: SlowSource,
-    many: int = 3,
-    **settings: object,
-) -> tuple[Session, Files]:
-    files = Files(slow.backing).add_many(many, SIZE)
-    files.wait_until_old()
+@pytest.fixture
+def slow(old_files: OldFiles, slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
+    mountpoint = tmp_path / "mount"
+    mountpoint.mkdir()
+    backing = old_files.flat.wait_until_old().root
+    with SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted:
+        yield mounted
+
+
+def start(session_factory: Callable[..., Session], slow: SlowSource, **settings: object) -> Session:
     session = session_factory(slow.mountpoint, prefetch="none", **settings).start()
     session.wait_scanned()
-    return session, files
+    return session
 
 
 def order(session: Session, *paths: Path) -> None:
@@ -85,11 +88,10 @@ def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:
 
 
 def test_an_open_waits_for_a_fill_under_way(
-    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+    session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
-    slow = slow_factory()
-    session, files = start(session_factory, slow)
-    first, second, _ = (slow.mountpoint / name for name in sorted(files.digests))
+    session, files = start(session_factory, slow), old_files.flat
+    first, second, *_ = (slow.mountpoint / name for name in sorted(files.digests))
     slow.latency(open=LATENCY_S, read=LATENCY_S)
     with reader(session) as program:
         assert program.read(first) == files.digests[first.name]
@@ -104,12 +106,13 @@ def test_an_open_waits_for_a_fill_under_way(
 
 
 def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
-    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+    session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
     """It has its turn at once then, and the source is spared the program's own open."""
-    slow = slow_factory()
-    session, files = start(session_factory, slow, FIRST + 2, shared_tpool_size=FIRST + 1)
-    first, *others, last = (slow.mountpoint / name for name in sorted(files.digests))
+    session = start(session_factory, slow, shared_tpool_size=FIRST + 1)
+    files = old_files.flat
+    names = sorted(files.digests)[: FIRST + 2]
+    first, *others, last = (slow.mountpoint / name for name in names)
     slow.latency(open=LATENCY_S, read=LATENCY_S)
     with reader(session) as program:
         assert program.read(first) == files.digests[first.name]
@@ -129,11 +132,10 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
 
 
 def test_an_open_waits_no_longer_than_the_source_takes(
-    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+    session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
-    slow = slow_factory()
-    session, files = start(session_factory, slow)
-    first, second, third = (slow.mountpoint / name for name in sorted(files.digests))
+    session, files = start(session_factory, slow), old_files.flat
+    first, second, third, *_ = (slow.mountpoint / name for name in sorted(files.digests))
     slow.latency(open=LATENCY_S / 4)
     with reader(session) as program:
         program.read(first)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.epoch import content, make_files
 from support.files import digest
 from support.session import IN_UNITS, MIB, Session
@@ -45,7 +46,7 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
         yield mounted
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", cases([1, 4], short=[4]))
 def test_copies_made_in_any_order_have_their_own_checksums(
     session_factory: Callable[..., Session], source: SlowSource, threads: int
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import sized
 from support.epoch import Reader, make_files
 from support.manifests import copies_in
 from support.session import MIB, Session, wait_until
@@ -137,7 +138,8 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    for eviction in ("planned", "none"):
+    # Without eviction only with --long: that shows what the bound on the bytes would miss.
+    for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]
         with QuotaWatch(place) as watch:
@@ -160,7 +162,8 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
     # used again, and where the training was.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
     # Without eviction more than half of the second half once more in each epoch after its first.
-    assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
+    if "none" in read:
+        assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 
 
 HOLD = """

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support import users
+from support.draws import cases
 from support.files import Files, age, check_all, random_bytes
 from support.session import Session, wait_until
 from support.users import ALICE
@@ -129,7 +130,7 @@ def test_all_files_are_what_they_were(session_factory: Factory, site: Site) -> N
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("later_ns", [1, 1_000, 2_000_000_000, -1])
+@pytest.mark.parametrize("later_ns", cases([1, 1_000, 2_000_000_000, -1], short=[1, -1]))
 def test_a_file_of_another_time_is_read_itself(
     session_factory: Factory, site: Site, later_ns: int
 ) -> None:
@@ -404,7 +405,8 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
         warm(session, *(str(site.files.path(name)) for name in others[:20]))
         return int(slow.counts()["open"])
 
-    wait_until(lambda: opens() == 0, timeout=60, what="a read of the pack")
+    # The daemon lets ten seconds go by.
+    wait_until(lambda: opens() == 0, timeout=60, what="a read of the pack", every=0.5)
     touch(site.pack)
     assert opens() == 20
 
@@ -440,12 +442,13 @@ def test_a_window_counts_with_all_its_bytes(
 ) -> None:
     """Of 1.8 MB, all but the first window have to wait."""
     _, site = slow_site
-    limits = {"bandwidth": "250kB"}
+    rate = 500e3
+    limits = {"bandwidth": rate}
     session = session_factory([site.source()], prefetch="none", source_limits=limits).start()
     session.wait_scanned()
     began = time.monotonic()
     warm(session)
-    assert time.monotonic() - began > 0.9 * (site.pack.stat().st_size - 2**20) / 250e3
+    assert time.monotonic() - began > 0.9 * (site.pack.stat().st_size - 2**20) / rate
     check_all(session, site.files)
 
 

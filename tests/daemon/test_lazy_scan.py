@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from daemon.following import plan_of
+from daemon.old_files import DIRECTORIES, MANY, SIZE, OldFiles, add_tree
 from daemon.planned_site import wait_followed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from monarch_py.daemon.scan.source import Parts
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-DIRECTORIES, MANY, SIZE = 6, 20, 8_000
 Factory = Callable[..., Session]
 
 # As a program reads: each file from its beginning to its end.
@@ -73,10 +73,7 @@ def lies_in(path: str, directory: str) -> bool:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Files:
-    files = Files(tmp_path / "source")
-    for directory in range(DIRECTORIES):
-        files.add_many(MANY, SIZE, f"c{directory}/f")
-    return files
+    return add_tree(Files(tmp_path / "source"))
 
 
 def lazy(session_factory: Factory, source: Path | list[Path], **settings: Any) -> Session:
@@ -110,9 +107,7 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     slow = slow_factory(keep_pages=True)
-    made = Files(slow.backing)
-    for directory in range(DIRECTORIES):
-        made.add_many(MANY, SIZE, f"c{directory}/f")
+    made = add_tree(Files(slow.backing))
     files = Files(slow.mountpoint)
     files.digests = made.digests
     session = lazy(session_factory, slow.mountpoint)
@@ -294,9 +289,9 @@ def test_warm_lists_what_it_is_given(session_factory: Factory, tree: Files) -> N
 
 
 def test_copies_of_earlier_sessions_serve_when_their_files_are_asked_for(
-    session_factory: Factory, tree: Files, tmp_path: Path
+    session_factory: Factory, old_files: OldFiles, tmp_path: Path
 ) -> None:
-    tree.wait_until_old()
+    tree = old_files.tree.wait_until_old()
     tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": 2 * MIB, "persistent": True}
     (tmp_path / "tier").mkdir()
     session = lazy(session_factory, tree.root, tiers=[tier])

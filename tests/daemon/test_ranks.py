@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.daemon.copies.ranks import (
     LEAST_LOAD,
@@ -36,7 +37,7 @@ LOADS = st.lists(
 # --- shares -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(LOADS)
 def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> None:
     shares = shares_of(np.array(loads))
@@ -49,7 +50,7 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
         assert a <= b, "who loads more has less"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.floats(0.05, 1), min_size=2, max_size=MOST_SEARCHED))
 def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     misses: list[float],

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import cases
 from support.epoch import Reader, content, make_files
 from support.session import MIB, Session, wait_until
 
@@ -135,7 +136,7 @@ class Progress:
         return sum(self.fills.fill[slot].done[0].bit_count() for slot in slots)
 
 
-@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("is_on", cases([True, False], short=[True]))
 def test_who_misses_more_has_more_filled_ahead(
     session_factory: Callable[..., Session],
     slow_factory: Callable[..., SlowSource],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_preload
+from support.draws import cases
 from support.epoch import Reader, make_files
 from support.session import IN_UNITS, MIB, Session
 
@@ -21,7 +22,7 @@ Factory = Callable[..., Session]
 @pytest.fixture(scope="module")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, whose readers do not give up on a daemon that a busy machine leaves no time."""
-    flags = ("-O0", "-DPATIENCE_NS=60000000000ULL", "-DSILENCE_NS=60000000000ULL")
+    flags = ("-DPATIENCE_NS=60000000000ULL", "-DSILENCE_NS=60000000000ULL")
     return build_preload(tmp_path_factory.mktemp("patient") / "libmonarch.so", flags=flags)
 
 
@@ -61,7 +62,7 @@ def start(session_factory: Factory, source: SlowSource, preload: Path) -> Factor
     return started
 
 
-@pytest.mark.parametrize("way", ["read", "pread", "readv"])
+@pytest.mark.parametrize("way", cases(["read", "pread", "readv"], short=["readv"]))
 def test_sequential_readers_of_large_files(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
@@ -81,7 +82,7 @@ def test_random_reads_of_large_files(
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
-@pytest.mark.parametrize("way", ["read,late", "random,late"])
+@pytest.mark.parametrize("way", cases(["read,late", "random,late"], short=["random,late"]))
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
@@ -108,7 +109,7 @@ def test_many_processes_that_read_one_file(
     assert served <= 1 + thrown_away / (24 * MIB)
 
 
-@pytest.mark.parametrize("way", ["read", "pread"])
+@pytest.mark.parametrize("way", cases(["read", "pread"], short=["pread"]))
 def test_small_files_read_whole(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daemon.old_files import OldFiles
 from support.files import Files, Loop, check_all, same_without
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
@@ -242,9 +243,9 @@ def rows_of(tier: Path) -> int:
 
 
 def test_no_manifest_knows_what_is_staged(
-    session_factory: Factory, tmp_path: Path, area: Path
+    session_factory: Factory, tmp_path: Path, area: Path, old_files: OldFiles
 ) -> None:
-    files = Files(tmp_path / "source").add_many(10, 100_000).wait_until_old()
+    files = old_files.flat.wait_until_old()
     staging = {"mount_point": str(area), "max_storage_quota": 2 * MIB}
     tiers = small_tier(tmp_path, persistent=True)
     session = session_factory(files.root, tiers=tiers, staging=staging).start()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples, seeds
+from support.draws import cases, examples, seeds
 from support.opening import Ranks, in_turns
 
 from monarch_py.daemon.plans.tracker import Found, PlanTracker, observe
@@ -106,7 +106,7 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
     return iter(Ranks(tracker.timeline, epoch, rng, in_order=False, skip=skip))
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     nodes=st.sampled_from([1, 1, 2, 4]),
@@ -137,7 +137,7 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     assert opened <= 100 * ranks
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(4, few=1))
 @pytest.mark.parametrize(("steps", "ranks"), [(82, 1), (100, 1), (150, 4), (330, 1)])
 def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, seed: int) -> None:
     """The window of accesses has right ones then; the end of the right epoch, which is most of a
@@ -160,7 +160,7 @@ def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, see
     assert opened <= 200 * ranks
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
     """It is looked for a last time with what it has opened by then."""
     files, rng = BATCH * 150, random.Random(seed)
@@ -189,7 +189,7 @@ def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, see
     assert (tracker.state, tracker.number) == ("following", 3)
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(4, few=1))
 def test_three_right_plans_stay(seed: int) -> None:
     """What one of them has opened twice, or by chance early, is not held against the others."""
     files, rng = BATCH * 150, random.Random(seed)
@@ -227,7 +227,7 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
     assert tracker.estimator.misfits == 0
 
 
-@pytest.mark.parametrize("in_a_row", [20, 50])
+@pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
     """It is looked for meanwhile, and goes on from where it was."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from csrc.building import build_preload
+from support.draws import sized
 from support.epoch import Reader, make_files
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
@@ -68,7 +69,9 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     assert answers(clients, catalog) == (0, False)
 
 
-@pytest.mark.parametrize(("size", "count", "threads"), [(4096, 1000, 1), (131072, 300, 8)])
+@pytest.mark.parametrize(
+    ("size", "count", "threads"), [(4096, sized(300, 1000), 1), (131072, 300, 8)]
+)
 def test_a_reader_waits_once_for_a_file_of_one_unit(
     session_factory: Factory,
     slow_factory: Callable[..., SlowSource],
@@ -111,7 +114,7 @@ while word:
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, with a 50th of the usual patience."""
-    flags = ("-O0", "-DPATIENCE_NS=100000000ULL", "-DDEBT_NS=3000000000ULL")
+    flags = ("-DPATIENCE_NS=100000000ULL", "-DDEBT_NS=1500000000ULL")
     return build_preload(tmp_path_factory.mktemp("hasty") / "libmonarch.so", flags=flags)
 
 
@@ -179,8 +182,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Here no more than two can, of a second each."""
-    flags = ("-O0", "-DPATIENCE_NS=1000000000ULL", "-DWASTE_NS=2500000000ULL")
+    """Here no more than two can, of half a second each."""
+    flags = ("-DPATIENCE_NS=500000000ULL", "-DWASTE_NS=1250000000ULL")
     library = build_preload(tmp_path_factory.mktemp("wasting") / "libmonarch.so", flags=flags)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
@@ -240,7 +243,7 @@ def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
     session_factory: Factory, tmp_path: Path
 ) -> None:
     """Python hands it 2,048 orders at a time; what is left of a turn's requests is not lost."""
-    files = make_files(tmp_path / "source", 5000, 16)
+    files = make_files(tmp_path / "source", sized(2500, 5000), 16)
     session = session_factory(tmp_path / "source").start()
     session.wait_scanned()
     ids = np.arange(len(files) + 64, dtype=np.uint64)

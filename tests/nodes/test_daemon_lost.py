@@ -8,13 +8,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.nodes import Node
 from support.session import wait_until
 
 MIB = 1 << 20
-FILES, SIZE = 60, MIB // 2
+FILES, SIZE = sized(36, 60), MIB // 2
 VICTIM = 1
 
 
@@ -61,6 +62,7 @@ def is_used_again(cluster: Cluster) -> None:
     assert victim.seen_by(asker)["last_failure"] == "ok"
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_killed_and_started_empty(cluster: Cluster) -> None:
     in_the_middle(cluster, kill)
     cluster.nodes[VICTIM].start()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.draws import sized
 from support.epochs import Cluster
 from support.nodes import Host
 from support.session import wait_until
@@ -86,7 +87,7 @@ def test_holders_are_asked_however_slow_they_are_where_the_user_says_so(
     nodes = again(peers={"fetch": "holders"})
     nodes.epoch()
     namespaces.set_rate(1, SLOW_LINK)
-    for _ in range(2):
+    for _ in range(sized(1, 2)):
         chosen, came = nodes.epoch()
         assert chosen == 0
         # But for what a reader could not wait for.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.nodes import Host
@@ -13,7 +14,7 @@ from support.session import wait_until
 from benchmarks.peers.nodes import Nodes as Namespaces
 
 MIB = 1 << 20
-FILES, SIZE = 60, MIB // 2
+FILES, SIZE = sized(36, 60), MIB // 2
 CUT_OFF = 1
 
 

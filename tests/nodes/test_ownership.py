@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes import lone_nodes
 from nodes.lone_nodes import Catalog, Native, alone
+from support.draws import examples
 
 from monarch_py.daemon.nodes.nodes import (
     SCAN_LIMIT_S,
@@ -76,7 +77,7 @@ def rounded(catalog: Catalog) -> npt.NDArray[np.int64]:
     return UNIT.rounded(catalog.entries["size"])
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(files=FILES, quotas=QUOTAS, shuffled=st.randoms(use_true_random=False))
 def test_all_nodes_say_the_same_within_their_quotas(
     files: list[tuple[int, int]], quotas: list[int], shuffled: Any
@@ -99,7 +100,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
             assert (left < UNIT.rounded(np.array([size], dtype=np.uint64))[0]).all()
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     files=FILES,
     late=FILES,

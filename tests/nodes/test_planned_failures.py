@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from support.draws import cases
 from support.epoch import READER_LIMIT_S
 from support.nodes import Host, Node
 from support.planned import PlannedNodes, follows
@@ -106,6 +107,7 @@ def test_a_daemon_that_is_killed_and_started_empty(make: Callable[..., PlannedNo
     goes_on(planned)
 
 
+@pytest.mark.long
 def test_a_daemon_that_stops_and_goes_on(make: Callable[..., PlannedNodes]) -> None:
     planned = make()
     victim = planned.all[VICTIM]
@@ -117,6 +119,7 @@ def test_a_daemon_that_stops_and_goes_on(make: Callable[..., PlannedNodes]) -> N
     goes_on(planned)
 
 
+@pytest.mark.long
 def test_a_link_that_is_cut_and_mended(
     namespaces: Namespaces, hosts: list[Host], make: Callable[..., PlannedNodes]
 ) -> None:
@@ -126,7 +129,7 @@ def test_a_link_that_is_cut_and_mended(
     goes_on(planned)
 
 
-@pytest.mark.parametrize("epoch", [1, 4])
+@pytest.mark.parametrize("epoch", cases([1, 4], short=[4]))
 def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:

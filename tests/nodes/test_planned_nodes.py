@@ -9,9 +9,7 @@ from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
 
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler as PlanManager
-
-pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
+from monarch_py.plan.samplers import DistributedSampler
 
 RANKS, FILES, SIZE, EPOCHS, SEED = 3, 120, 100_000, 3, 7
 # Room for half of the files.
@@ -19,16 +17,9 @@ QUOTA = FILES * (SIZE + 8192) // 2 + MIB
 
 
 def order_of(rank: int, epoch: int) -> list[int]:
-    from torch.utils.data import DistributedSampler
-
-    sampler: DistributedSampler[int] = DistributedSampler(
-        range(FILES),  # type: ignore[arg-type]  # its length is what it wants
-        RANKS,
-        rank,
-        seed=SEED,
-    )
-    sampler.set_epoch(epoch)
-    return list(sampler)
+    """As torch's sampler has it, with which tests/plan compares the plan's."""
+    order: list[int] = DistributedSampler(FILES, RANKS, SEED).epoch(epoch).tolist()
+    return order[rank::RANKS]
 
 
 @pytest.mark.usefixtures("alone")
@@ -37,7 +28,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 ) -> None:
     """Each file has an owner, and a half of them another holder, which has no copy before the owner
     has. What is read again in later epochs would come from the source where that is faster."""
-    loader = Loader(PlanManager(FILES, RANKS, SEED), RANKS, 2)
+    loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}
     ).start()
@@ -58,7 +49,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
     """Two nodes that have yet to start. A file that is staged a second time comes from the node
     that has it, even if the source would be faster."""
-    loader = Loader(PlanManager(FILES, 2, SEED), 2, 2)
+    loader = Loader(DistributedSampler(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)
 

@@ -35,12 +35,17 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("replayed")
+    return build(Path(testbed.__file__).with_name("reader.c"), place, "-pthread")
+
+
 @pytest.mark.parametrize("planned", [0, EPOCHS], ids=["hash", "plan"])
 def test_bytes_come_from_where_the_simulator_says(
-    memory: Path, slowsource_binary: Path, planned: int
+    memory: Path, slowsource_binary: Path, reader: Path, planned: int
 ) -> None:
     """Tiers that hold the dataset together, and no more."""
-    reader = build(Path(testbed.__file__).with_name("reader.c"), memory, "-pthread")
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)

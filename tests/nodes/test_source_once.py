@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.draws import cases
 from support.epoch import Reader, make_files
 from support.epochs import Cluster
 from support.nodes import MIB, Nodes
@@ -24,15 +25,22 @@ UNIT = 256 << 10
 OPEN_S, READ_S = 0.001, 0.001
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("size", [MIB, 10 * MIB + 12345], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "shape",
+    cases(
+        [(2, MIB), (4, MIB), (2, 10 * MIB + 12345), (4, 10 * MIB + 12345)],
+        short=[(4, MIB), (2, 10 * MIB + 12345)],
+    ),
+    ids=["small-2", "small-4", "large-2", "large-4"],
+)
 def test_every_node_reads_everything(
     nodes_factory: Callable[..., Nodes],
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
-    count: int,
-    size: int,
+    shape: tuple[int, int],
 ) -> None:
+    """shape : so many nodes, and the size of a file"""
+    count, size = shape
     sources = mounts(count)
     files = make_files(sources[0].backing, 50 * MIB // size + 2, size)
     for source in sources:

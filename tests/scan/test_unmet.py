@@ -13,7 +13,7 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-LATENCY_S = 2.0
+LATENCY_S = 0.7
 
 
 def test_the_loop_turns_while_the_source_is_asked(

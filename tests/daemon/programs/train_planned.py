@@ -5,9 +5,9 @@ take a batch each in a step.
 
 SETTINGS (JSON): epochs, first (epoch), seed, ranks, batch, workers, prefetch_factor,
 in_order, persistent, compute_s (of a batch), strays (seed of reads of other files beside it, or
-null), limit (batches), torch (else a loader that reads as torch's does stands for it, and there is
-one rank). Prints a line of JSON for each epoch: its number, a digest of all content that was read,
-and how many seconds it took.
+null), limit (batches), torch (else a loader that reads as torch's does stands for it). Prints a
+line of JSON for each epoch: its number, a digest of all content that was read, and how many seconds
+it took.
 """
 
 from __future__ import annotations
@@ -99,18 +99,24 @@ def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tup
     tests/plan compares with torch's, and workers take batches by turns."""
     from monarch_py.plan.samplers import DistributedSampler
 
-    sampler = DistributedSampler(len(dataset), 1, given["seed"])
+    ranks = given["ranks"]
+    sampler = DistributedSampler(len(dataset), ranks, given["seed"])
 
     def steps(epoch: int) -> Iterator[tuple[Batch, ...]]:
         order, size = sampler.epoch(epoch).tolist(), given["batch"]
-        batches = [order[at : at + size] for at in range(0, len(order), size)]
-        return ((batch,) for batch in loaded(dataset, batches, given))
+        loaders = []
+        for rank in range(ranks):
+            mine = order[rank::ranks]
+            batches = [mine[at : at + size] for at in range(0, len(mine), size)]
+            loaders.append(loaded(dataset, batches, given))
+        return zip(*loaders, strict=True)
 
     return steps
 
 
 def loaded(dataset: Whole, batches: list[list[int]], given: dict[str, Any]) -> Iterator[Batch]:
-    """The batches in their order. Each worker has `prefetch_factor` of them to load."""
+    """The batches in their order, or as they come. Each worker has `prefetch_factor` of them to
+    load."""
     context, workers = get_context("fork"), given["workers"]
     tasks = [context.SimpleQueue() for _ in range(workers)]
     results: Any = context.SimpleQueue()
@@ -129,7 +135,7 @@ def loaded(dataset: Whole, batches: list[list[int]], given: dict[str, Any]) -> I
         for number in range(len(batches)):
             while number not in come:
                 done, batch = results.get()
-                come[done] = batch
+                come[done if given["in_order"] else number] = batch
             give_out(tasks, next(given_out), len(batches))
             yield come.pop(number)
     finally:

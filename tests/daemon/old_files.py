@@ -1,0 +1,28 @@
+"""Files that are old enough for their copies to be recorded when a test first needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.files import Files
+
+DIRECTORIES, MANY, SIZE = 6, 20, 8_000
+
+
+def add_tree(files: Files) -> Files:
+    """Directories c0, c1, ... of MANY files each."""
+    for directory in range(DIRECTORIES):
+        files.add_many(MANY, SIZE, f"c{directory}/f")
+    return files
+
+
+class OldFiles:
+    """Made when the first test of this directory starts, so that hardly any test waits until they
+    are old (`Files.wait_until_old`). No test may change them.
+
+    flat : ten of 100 kB;  tree : see add_tree
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.flat = Files(place / "flat").add_many(10, 100_000)
+        self.tree = add_tree(Files(place / "tree"))
