@@ -254,7 +254,7 @@ def often_on_a_node(samples: int) -> int:
     """How many samples a node sees more than 1.8 times the mean."""
     loader = Loader(NumpySampler(samples, 42, method="shuffle"), NODES, 32)
     frequency = analyse(Timeline.of(loader, EPOCHS, NODES), 0).frequency
-    return np.count_nonzero(frequency > 1.8 * EPOCHS / NODES)
+    return int(np.count_nonzero(frequency > 1.8 * EPOCHS / NODES))
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
