@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,21 @@ class SharedSession(Session):
     def __init__(self, directory: Path, mounted: SlowSource, mountpoint: Path, **more: Any) -> None:
         super().__init__(directory, mountpoint, **more)
         self._mounted = mounted
+        self._slow_down()
+
+    def _slow_down(self) -> None:
+        self._mounted.rate(200e6)
+        self._mounted.latency(open=0.001, read=0.0005)
+
+    @contextmanager
+    def fast_source(self) -> Iterator[None]:
+        """Meanwhile, the source delays nothing."""
+        self._mounted.rate(0)
+        self._mounted.latency(open=0, read=0)
+        try:
+            yield
+        finally:
+            self._slow_down()
 
     def source_counts(self) -> dict[str, int]:
         return self._mounted.counts()
@@ -168,6 +183,4 @@ def shared_session(
         SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted,
         SharedSession(directory, mounted, mountpoint) as session,
     ):
-        mounted.rate(200e6)
-        mounted.latency(open=0.001, read=0.0005)
         yield session.start()  # type: ignore[misc]

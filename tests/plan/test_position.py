@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
+from support.draws import examples, sized
 from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
@@ -41,7 +41,7 @@ def watch(follower: PositionEstimator, seen: Units) -> None:
     follower.judge(seen, follower.observe(seen))
 
 
-@settings(max_examples=examples(8), deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=sized(3, 40), deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 1 << 30),
     samples=st.integers(1200, 2000),

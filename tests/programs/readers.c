@@ -1,8 +1,9 @@
 /* Reads a dataset by the calls that Python never makes, and prints what was seen.
  *
- *     readers NAME DATASET      run one reader, or all of them for the name "all"
- *     readers --list            the names of all readers
+ *     readers NAME[,NAME...] DATASET      run these readers, in this order
+ *     readers --list                      the names of all readers
  *
+ * Between two readers, it writes the line `next` and waits for a line on standard input.
  * One line for each file and way: reader, relative path, size, FNV-1a of the bytes; or the
  * attributes. The output depends on the dataset alone. Exit status 1 if a call failed that should
  * not, with the reason on standard error.
@@ -149,15 +150,32 @@ static void run(const struct reader *reader) {
             reader->each(&files[i]);
 }
 
-/* How many readers are called `name`, or all of them for "all"; runs them. */
-static int run_named(const char *name) {
-    int found = 0;
+static const struct reader *named(const char *name) {
     for (size_t i = 0; i < READERS; i++)
-        if (!strcmp(name, "all") || !strcmp(name, readers[i].name)) {
-            run(&readers[i]);
-            found++;
+        if (!strcmp(name, readers[i].name))
+            return &readers[i];
+    return NULL;
+}
+
+/* Runs the readers of a list, which it cuts into names. Returns 2 if there is no such reader. */
+static int run_named(char *names) {
+    int is_later = 0;
+    for (char *name, *rest = names; (name = strtok_r(NULL, ",", &rest)); is_later = 1) {
+        const struct reader *reader = named(name);
+        char line;
+        if (!reader) {
+            fprintf(stderr, "readers: no reader is called %s\n", name);
+            return 2;
         }
-    return found;
+        if (is_later) {
+            puts("next");
+            /* A stream could take the next turn's line as well. */
+            if (read(0, &line, 1) != 1)
+                die("standard input");
+        }
+        run(reader);
+    }
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -167,7 +185,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc != 3) {
-        fprintf(stderr, "usage: readers NAME DATASET | readers --list\n");
+        fprintf(stderr, "usage: readers NAME[,NAME...] DATASET | readers --list\n");
         return 2;
     }
     /* Forked children would write what is still in the buffer a second time. */
@@ -180,9 +198,5 @@ int main(int argc, char **argv) {
         fprintf(stderr, "readers: no file below %s\n", root);
         return 1;
     }
-    if (!run_named(argv[1])) {
-        fprintf(stderr, "readers: no reader is called %s\n", argv[1]);
-        return 2;
-    }
-    return 0;
+    return run_named(argv[1]);
 }

@@ -3,12 +3,15 @@
     python readers.py NAME[,NAME...] DATASET     run these readers, in this order, in one process
     python readers.py --list                     the names of all readers
 
+Between two readers, it writes the line `next` and waits for a line on standard input.
+
 The output depends on the dataset alone. The tests compare the output of a run under the library
 with that of a run without it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,7 +39,11 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"readers.py: no reader is called {', '.join(unknown)}", file=sys.stderr)
         return 2
-    for name in names:
+    for turn, name in enumerate(names):
+        if turn:
+            print("next", flush=True)
+            # A longer read could take the next turn's line.
+            os.read(0, 1)
         READERS[name](root, Transcript(name, root))
     return 0
 

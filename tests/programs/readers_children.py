@@ -64,7 +64,7 @@ def inherited_fd(root: Path, out: Transcript) -> None:
         try:
             head = os.read(begun, 1000)
             child = subprocess.run(
-                [sys.executable, "-c", _CHILD, str(fresh), str(begun)],
+                [sys.executable, "-I", "-S", "-c", _CHILD, str(fresh), str(begun)],
                 pass_fds=(fresh, begun),
                 stdout=subprocess.PIPE,
                 check=True,

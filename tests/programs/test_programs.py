@@ -3,39 +3,55 @@
 Every reader of readers.py and of the C program runs without the library, with it while nothing is
 cached, and with it once every copy is there. The three transcripts must be equal, and the last run
 must not have opened or read one file of the source.
+
+In every run of all tests, a process runs several readers one after the other, and waits between two
+of them until the session has dropped its copies. Processes in which a library takes seconds to
+import go through their readers twice: cold, then warm. With --long, each reader has processes of
+its own.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
+from support import draws
 
 HERE = Path(__file__).resolve().parent
 COMPILER = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+# For each reader, with the start of its process.
 RUN_LIMIT_S = 120.0
-
-Run = subprocess.CompletedProcess[str]
+# A program writes the first between two readers, and goes on when it has got the second.
+NEXT, GO_ON = b"next\n", b"\n"
 
 
 @dataclass(frozen=True)
 class Program:
-    """Readers that run in one process, by the names they are registered under."""
+    """Readers that run in one process, by the names they are registered under.
+
+    needs : modules
+    is_slow : whether a module takes seconds to import
+    """
 
     readers: tuple[str, ...]
     in_c: bool = False
     needs: tuple[str, ...] = ()
+    is_slow: bool = False
     is_long: bool = False
 
     @property
@@ -43,39 +59,64 @@ class Program:
         """What the test is called."""
         return ("c_" if self.in_c else "") + "+".join(self.readers)
 
+    def alone(self) -> list[Program]:
+        """The programs of its readers with --long. Each import of a slow module is for several."""
+        if self.is_slow:
+            return [self]
+        return [Program((name,), self.in_c, self.needs) for name in self.readers]
 
-# What each reader of readers.py needs beyond Python itself. Where a library takes long to import,
-# several readers share a process.
+
+@dataclass(frozen=True)
+class Run:
+    """How a process ended, and what each of its readers wrote: standard output and error."""
+
+    parts: list[tuple[str, str]]
+    returncode: int
+
+
+# What each reader of readers.py needs beyond Python itself.
 PYTHON_READERS: dict[tuple[str, ...], str] = {
-    (): "open_read open_lines os_readv os_preadv os_pread_threads read_seek dup_shared_offset "
-    "proc_fd_paths py_mmap mmap_offset odirect odirect_open sendfile_copy copy_file_range "
-    "shutil_copyfile shutil_copytree relative_paths fchdir_paths dirfd_paths fwalk_dirfd "
-    "symlink_paths symlinks_from_outside listings stat_all same_file extended errors "
-    "opened_with_flags opened_with_sync inherited_fd standard_input forked_fd forked_open "
-    "passed_fd exec_child exec_without_environment subprocess_tools pool_fork pool_spawn "
-    "pool_forkserver zip_members tar_members",
+    (): "open_read,open_lines,os_readv,os_preadv,os_pread_threads,read_seek,dup_shared_offset,"
+    "proc_fd_paths "
+    "py_mmap,mmap_offset,odirect,odirect_open,sendfile_copy,copy_file_range,shutil_copyfile,"
+    "shutil_copytree "
+    "relative_paths,fchdir_paths,dirfd_paths,fwalk_dirfd,symlink_paths,symlinks_from_outside,"
+    "listings,stat_all,same_file,extended,errors,opened_with_flags,opened_with_sync "
+    "inherited_fd,standard_input,forked_fd,forked_open,passed_fd,exec_child,"
+    "exec_without_environment,subprocess_tools "
+    "pool_fork,pool_spawn,pool_forkserver,zip_members,tar_members",
     ("PIL",): "pil",
-    ("numpy",): "np_load,np_fromfile np_load_many,np_load_mmap,np_memmap",
-    ("h5py",): "h5py_sec2,h5py_core h5py_stdio,h5py_swmr",
-    ("pyarrow",): "pyarrow_parquet pyarrow_files",
+    ("numpy",): "np_load,np_fromfile,np_load_many,np_load_mmap,np_memmap",
+    ("h5py",): "h5py_sec2,h5py_core,h5py_stdio,h5py_swmr",
+    ("pyarrow",): "pyarrow_parquet,pyarrow_files",
     ("torch", "PIL"): "torch_load,torch_load_mmap,torch_from_file,torch_dataloader_0,"
     "torch_dataloader_fork_2,torch_training "
     "torch_dataloader_spawn_2,torch_dataloader_forkserver_2",
     ("tensorflow", "PIL"): "tf_training,tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
     ("nvidia.dali", "PIL"): "dali_tfrecord_mapped,dali_tfrecord_read,dali_files",
 }
+# The last one of its process is close_range, which closes the library's descriptors as well.
 C_READERS = (
-    "fopen fopen64 freopen fdopen getline open open_2 openat pread vectors mmap_private "
-    "mmap_shared fadvise sendfile copy_file_range splice stat xstat fstatat statx locks "
-    "vfork_exec fork_inherit exec_inherit listings close_range threads"
+    "fopen,fopen64,freopen,fdopen,getline "
+    "open,open_2,openat,pread,vectors "
+    "mmap_private,mmap_shared,fadvise,sendfile,copy_file_range,splice "
+    "stat,xstat,fstatat,statx,locks,listings "
+    "vfork_exec,fork_inherit,exec_inherit,threads,close_range"
 )
+SLOW = {"torch", "tensorflow", "nvidia.dali"}
 # Each of its workers imports torch. pool_spawn and pool_forkserver start processes as these do.
 LONG = {"torch_dataloader_spawn_2"}
-PROGRAMS = [
-    Program(tuple(names.split(",")), needs=needs, is_long=bool(LONG & set(names.split(","))))
+TOGETHER = [
+    Program(
+        tuple(names.split(",")),
+        needs=needs,
+        is_slow=bool(SLOW & set(needs)),
+        is_long=bool(LONG & set(names.split(","))),
+    )
     for needs, readers in PYTHON_READERS.items()
     for names in readers.split()
-] + [Program((name,), in_c=True) for name in C_READERS.split()]
+] + [Program(tuple(names.split(",")), in_c=True) for names in C_READERS.split()]
+PROGRAMS = draws.sized(TOGETHER, [alone for program in TOGETHER for alone in program.alone()])
 
 # The readers that may reach the source although every copy is there, each with the reason.
 MAY_REACH_THE_SOURCE = {
@@ -121,35 +162,85 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return binary
 
 
-@pytest.fixture(scope="module")
-def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[[Program, bool], Run]:
-    """Runs a program on the source, with the library or without it."""
+def _parts(
+    process: subprocess.Popen[bytes], errors: int, readers: int, between: Callable[[int], None]
+) -> Iterator[tuple[str, str]]:
+    """Yields what each reader writes. Calls `between` with the number of the next one, while the
+    process waits. Raises TimeoutExpired if a reader takes longer than RUN_LIMIT_S.
 
-    def run_program(program: Program, preload: bool) -> Run:
+    errors : the file to which the process writes its standard error
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    complained = 0
+    for number in range(1, readers + 1):
+        limit, seen, is_over = time.monotonic() + RUN_LIMIT_S, b"", False
+        while not is_over:
+            if not select([process.stdout], [], [], max(0, limit - time.monotonic()))[0]:
+                raise subprocess.TimeoutExpired(process.args, RUN_LIMIT_S, seen)
+            data = os.read(process.stdout.fileno(), 1 << 20)
+            seen += data
+            is_over = not data or (number < readers and seen.endswith(b"\n" + NEXT))
+        complaints = os.pread(errors, os.fstat(errors).st_size - complained, complained)
+        complained += len(complaints)
+        yield seen.removesuffix(NEXT).decode(), complaints.decode()
+        if not data:
+            return
+        between(number)
+        process.stdin.write(GO_ON)
+        process.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[..., Run]:
+    """Runs a program's readers on the source, with the library or without it."""
+
+    def run_program(
+        program: Program,
+        preload: bool,
+        between: Callable[[int], None] = lambda number: None,
+        readers: Sequence[str] = (),
+    ) -> Run:
         for module in program.needs:
             if not is_installed(module):
                 pytest.skip(f"{module} is not installed")
+        readers = readers or program.readers
         if program.in_c:
             command = [str(request.getfixturevalue("c_program"))]
         else:
             command = [sys.executable, str(HERE / "readers.py")]
-        command += [",".join(program.readers), str(shared_session.source)]
-        done: Run = shared_session.run(command, preload=preload, timeout=RUN_LIMIT_S)
-        return done
+        command += [",".join(readers), str(shared_session.source)]
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                command,
+                env=shared_session.env(preload),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            ) as process,
+        ):
+            try:
+                parts = list(_parts(process, errors.fileno(), len(readers), between))
+                return Run(parts, process.wait(RUN_LIMIT_S))
+            finally:
+                process.kill()
 
     return run_program
 
 
 @pytest.fixture(scope="module")
-def plain(run: Callable[[Program, bool], Run]) -> Callable[[Program], Run]:
+def plain(shared_session: Any, run: Callable[..., Run]) -> Callable[[Program], Run]:
     """What a program does without the library; run once for each."""
     known: dict[str, Run] = {}
 
     def plain_run(program: Program) -> Run:
         if program.name not in known:
-            done = run(program, False)
-            assert done.returncode == 0, f"fails without the library:\n{done.stderr}"
-            assert done.stdout, "sees nothing without the library"
+            with shared_session.fast_source():
+                done = run(program, False)
+            assert done.returncode == 0, f"fails without the library:\n{done.parts[-1][1]}"
+            assert len(done.parts) == len(program.readers)
+            assert all(seen for seen, _ in done.parts), "sees nothing without the library"
             known[program.name] = done
         return known[program.name]
 
@@ -172,13 +263,19 @@ def without_numbers(stderr: str) -> str:
     return re.sub(r"\bpid=\d+", "pid=N", stderr)
 
 
-def assert_same(expected: Run, seen: Run) -> None:
-    """Fails unless two runs ended alike, said the same and complained alike."""
-    if said := difference(without_numbers(expected.stderr), without_numbers(seen.stderr)):
-        pytest.fail(f"standard error differs, exit status {seen.returncode}\n{said}")
+def assert_same(expected: Run, seen: Run, is_later: bool = False) -> None:
+    """Fails unless two runs ended alike, and each reader said the same and complained alike.
+
+    is_later : whether the process had gone through the readers before: Python warns once
+    """
+    for (said, complained), (says, complains) in zip(expected.parts, seen.parts, strict=False):
+        differs = difference(without_numbers(complained), without_numbers(complains))
+        if differs and (complains or not is_later):
+            pytest.fail(f"standard error differs, exit status {seen.returncode}\n{differs}")
+        if differs := difference(said, says):
+            pytest.fail(f"the transcripts differ\n{differs}")
     assert seen.returncode == expected.returncode
-    if saw := difference(expected.stdout, seen.stdout):
-        pytest.fail(f"the transcripts differ\n{saw}")
+    assert len(seen.parts) == len(expected.parts)
 
 
 def test_every_reader_is_run(c_program: Path) -> None:
@@ -197,7 +294,7 @@ def test_the_excused_readers_exist() -> None:
 
 
 def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
-    shared_session: Any, run: Callable[[Program, bool], Run]
+    shared_session: Any, run: Callable[..., Run]
 ) -> None:
     """The counters that the other tests rely on do count."""
     everything = Program(("open_read",))
@@ -222,29 +319,51 @@ def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
 def test_it_sees_the_same_cold_and_warm(
     program: Program,
     shared_session: Any,
-    run: Callable[[Program, bool], Run],
+    run: Callable[..., Run],
     plain: Callable[[Program], Run],
 ) -> None:
-    """First nothing is cached, and the fills that the program itself causes are going on. Then
-    everything is cached, and the source is neither opened nor read."""
+    """First nothing is cached when a reader begins, and the fills that it causes itself are going
+    on. Then everything is cached, and the source is neither opened nor read."""
     expected = plain(program)
-    shared_session.forget()
-    assert_same(expected, run(program, True))
-    shared_session.wait_all_present()
-    before = shared_session.source_counts()
-    seen = run(program, True)
-    after = shared_session.source_counts()
-    assert_same(expected, seen)
-    if not MAY_REACH_THE_SOURCE.keys() & set(program.readers):
-        kinds = ("read",) if LOCKS & set(program.readers) else ("open", "read")
-        assert {kind: after[kind] - before[kind] for kind in kinds} == dict.fromkeys(kinds, 0)
-    for name in TRAININGS & set(program.readers):
-        assert_it_learnt(name, expected.stdout)
+    number = len(program.readers)
+    counts = []
+
+    def before(turn: int) -> None:
+        if turn < number:
+            # A fill that has begun is not dropped.
+            shared_session.wait_idle()
+            shared_session.forget()
+            return
+        if turn == number:
+            with shared_session.fast_source():
+                shared_session.wait_all_present()
+        counts.append(shared_session.source_counts())
+
+    before(0)
+    if program.is_slow and not draws.is_long:
+        both = run(program, True, before, program.readers * 2)
+        cold = Run(both.parts[:number], both.returncode)
+        warm = Run(both.parts[number:], both.returncode)
+        assert_same(expected, cold)
+        assert_same(expected, warm, is_later=True)
+    else:
+        assert_same(expected, run(program, True, before))
+        before(number)
+        assert_same(expected, run(program, True, lambda turn: before(number + turn)))
+    counts.append(shared_session.source_counts())
+    for name, (first, last) in zip(program.readers, pairwise(counts), strict=True):
+        if name not in MAY_REACH_THE_SOURCE:
+            kinds = ("read",) if name in LOCKS else ("open", "read")
+            reached = {kind: last[kind] - first[kind] for kind in kinds}
+            assert reached == dict.fromkeys(kinds, 0), f"{name} reaches the source"
+    for name, (transcript, _) in zip(program.readers, expected.parts, strict=True):
+        if name in TRAININGS:
+            assert_it_learnt(transcript)
 
 
-def assert_it_learnt(name: str, transcript: str) -> None:
+def assert_it_learnt(transcript: str) -> None:
     """Fails unless the weights changed and the loss fell: only then do they show wrong bytes."""
-    lines = [line for line in map(json.loads, transcript.splitlines()) if line["reader"] == name]
+    lines = [json.loads(line) for line in transcript.splitlines()]
     weights = {line["weights"] for line in lines if "weights" in line}
     losses = [float.fromhex(line["mean"]) for line in lines if "mean" in line]
     assert len(weights) == 2
@@ -253,12 +372,12 @@ def assert_it_learnt(name: str, transcript: str) -> None:
 
 
 def test_odirect_is_refused_or_taken_as_without_the_library(
-    shared_session: Any, run: Callable[[Program, bool], Run], plain: Callable[[Program], Run]
+    shared_session: Any, run: Callable[..., Run], plain: Callable[[Program], Run]
 ) -> None:
     """Where the source takes O_DIRECT, no open may come back with the tier's EINVAL."""
     program = Program(("odirect_open",))
     expected = plain(program)
-    if '"errno"' in expected.stdout:
+    if '"errno"' in expected.parts[0][0]:
         pytest.skip("the file system below the source refuses O_DIRECT itself")
     shared_session.wait_all_present()
     assert_same(expected, run(program, True))

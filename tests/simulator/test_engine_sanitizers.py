@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 from csrc.building import CSRC, build_program
+from support import draws
 
 HERE = Path(__file__).parent
-JOBS = 3000
+JOBS = draws.sized(1000, 3000)
 
 
 def test_random_jobs(tmp_path: Path) -> None:

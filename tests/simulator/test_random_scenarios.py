@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.draws import examples
+from support import draws
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.named import NAMES, POLICIES
@@ -25,7 +25,7 @@ from monarch_py.simulator.scenario import (
     StorageClass,
 )
 
-SEEDS = range(examples(25))
+SEEDS = range(draws.sized(12, 125))
 ROUNDING = 1 + 1e-9
 # Those of one cache a node, and of one home a file: what Belady's is the best of.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_preload
+from support import draws
 from support.files import random_bytes
 from support.mounts import Mounts
 from support.session import Session, wait_until
@@ -65,7 +66,7 @@ def slow(tmp_path: Path) -> Iterator[SlowSource]:
         yield source
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", draws.seeds(4))
 def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     """The first seed reads while the copies are made."""
     session, home = linked
@@ -138,7 +139,7 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     """By threads of two processes, while it is set to one version after the other."""
-    versions = 500
+    versions = draws.sized(150, 500)
     home = tmp_path / "home"
     home.mkdir()
     for i in range(versions):

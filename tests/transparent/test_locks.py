@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support import draws
 from support.commands import Commands
 from support.session import Session
 
@@ -101,7 +102,7 @@ OPEN = [(who, ("open", slot)) for who in (0, 1) for slot in (0, 1)]
 
 
 @settings(
-    max_examples=150,
+    max_examples=draws.examples(40),
     deadline=None,
     database=None,
     phases=[Phase.generate],

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support import draws
 from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
 TREES = 240  # each program has one that nobody has changed yet
-EXAMPLES = 100
+EXAMPLES = draws.examples(30)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
 CALLS = ["mkdir", "rmdir", "unlink", "mkfifo", "truncate", "read", "listdir", "entries", "inodes"]
@@ -235,15 +236,26 @@ def close_directory(root: Path) -> None:
     (root / "d").chmod(0o700)
 
 
-@pytest.mark.parametrize(
-    "change", [add, remove, replace, move, exchange, lead_elsewhere, close_directory]
-)
+def _await_sight(with_it: Commands, without: Commands, tree: str) -> None:
+    expected = look(without, tree, "absolute")
+    wait_until(
+        lambda: look(with_it, tree, "absolute") == expected,
+        timeout=20,
+        what=f"the sight of what is changed in {tree}",
+        every=0.1,
+    )
+
+
+CHANGES_FROM_OUTSIDE = [add, remove, replace, move, exchange, lead_elsewhere, close_directory]
+
+
 def test_changes_from_outside_are_seen_in_time(
-    session_factory: Callable[..., Session], tmp_path: Path, change: Callable[[Path], None]
+    session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    source, plain = tmp_path / "source", tmp_path / "plain"
-    for root in (source, plain):
-        make(root / "t")
+    """Each in a tree of its own."""
+    source = tmp_path / "source"
+    for change in CHANGES_FROM_OUTSIDE:
+        make(source / change.__name__)
     session = session_factory(source, revalidate=1).start()
     wait_told(session)
     session.wait_all_present()
@@ -251,15 +263,13 @@ def test_changes_from_outside_are_seen_in_time(
         Commands(session, "file_steps.py", source) as with_it,
         Commands(session, "file_steps.py", source, preload=False) as without,
     ):
-        assert look(with_it, "t", "absolute") == look(without, "t", "absolute")
-        change(source / "t")
-        expected = look(without, "t", "absolute")
-        wait_until(
-            lambda: look(with_it, "t", "absolute") == expected,
-            timeout=20,
-            what="the sight of the change",
-            every=0.1,
-        )
+        for change in CHANGES_FROM_OUTSIDE:
+            tree = change.__name__
+            assert look(with_it, tree, "absolute") == look(without, tree, "absolute"), tree
+        for change in CHANGES_FROM_OUTSIDE:
+            change(source / change.__name__)
+        for change in CHANGES_FROM_OUTSIDE:
+            _await_sight(with_it, without, change.__name__)
 
 
 def test_a_file_that_was_found_after_the_scan_is_compared_as_well(
