@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
-import pty
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli.conftest import Factory
+from cli.processes import on_a_terminal, running
 from cli.warming import present, warm
 from support.files import Files
 from support.session import MIB, Session, wait_until
@@ -46,22 +43,6 @@ def slow_session(session_factory: Factory, slow: SlowSource) -> Session:
     return session
 
 
-@contextmanager
-def started(session: Session, *words: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        session.command("warm", *words),
-        env=session.env(preload=False),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
 def is_present(catalog: CatalogReader, entry: int) -> bool:
     return bool(word.state(catalog.words[entry]) == State.PRESENT)
 
@@ -79,11 +60,11 @@ def test_an_interrupt_takes_back_what_is_not_begun(
     slow.latency(open=0.005)
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    with started(session) as process:
+    with running(session, "warm") as command:
         wait_until(lambda: present(session) > 5, what="the first copies")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "")
+        command.process.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=30)
+    assert (command.process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
     # The engine has one thread, and thus one file in the making; 2,000 were in its queue.
     assert wanted(session) <= 1
@@ -114,10 +95,10 @@ def test_of_large_files_only_a_few_are_begun(
     tiers = [{"mount_point": tier, "max_storage_quota": 2048 * MIB}]
     session = session_factory(slow.mountpoint, tiers=tiers, prefetch="none").start()
     slow.rate(4 * MIB)
-    with started(session, str(slow.mountpoint / "large")) as process:
+    with running(session, "warm", str(slow.mountpoint / "large")) as command:
         wait_until(lambda: wanted(session) == 12, what="the orders")
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        command.process.send_signal(signal.SIGINT)
+        command.communicate(timeout=30)
     told = session.status()["sources"][0]
     assert told["wanted"] == 0
     assert told["filling"] <= 4
@@ -150,28 +131,28 @@ def test_two_at_once_and_one_of_them_interrupted(
     Files(slow.backing).add_many(2500, 10)
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    with started(session) as one, started(session) as other:
+    with running(session, "warm") as one, running(session, "warm") as other:
         # Both have ordered everything: this one, which does so too, began last.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
-        wait_until(lambda: handles_sigterm(one.pid), what="the first one's handler")
-        one.terminate()
-        one.communicate(timeout=30)
-        assert one.returncode == 128 + signal.SIGTERM
+        wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")
+        one.process.terminate()
+        assert one.process.wait(30) == 128 + signal.SIGTERM
         assert present(session) < 2400
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
     # Where it takes long it says how far it is.
-    assert (other.returncode, [line for line in err.splitlines() if " left" not in line]) == (0, [])
+    assert other.process.returncode == 0
+    assert [line for line in err.splitlines() if " left" not in line] == []
     assert present(session) == session.totals()["fills"] == 2500
 
 
 def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
-    with started(slow_session) as process:
+    with running(slow_session, "warm") as command:
         wait_until(lambda: present(slow_session) > 2, what="the first copies")
         slow_session.kill()
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 3
+        _, err = command.communicate(timeout=30)
+    assert command.process.returncode == 3
     assert err.startswith("monarch: the daemon of this configuration was killed or crashed")
 
 
@@ -183,7 +164,7 @@ def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch:
     session.wait_scanned()
     listed = session.directory / "list"
     listed.write_text("".join(f"{slow.mountpoint / name}\n" for name in more.digests))
-    with started(session, "--from-file", str(listed)) as process:
+    with running(session, "warm", "--from-file", str(listed)) as command:
         wait_until(lambda: wanted(session) > 2400, what="the orders")
         paths = [slow.mountpoint / name for name in list(more.digests)[:-6:-1]]
         session.python("import sys\nfor p in sys.argv[1:]: open(p, 'rb').read()", *paths)
@@ -194,8 +175,7 @@ def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch:
             wait_until(lambda e=entry: is_present(catalog, e), what=path.name)  # type: ignore[misc]
         assert present(session) < 2400
         slow.latency(open=0)
-        process.communicate(timeout=30)
-    assert process.returncode == 0
+        assert command.process.wait(30) == 0
     assert present(session) == 2500
 
 
@@ -222,28 +202,11 @@ def test_what_the_source_does_not_give_fails_the_command_and_is_tried_again(
 # --- how far it is ------------------------------------------------------------------------------
 
 
-def on_a_terminal(argv: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Status, and what was written on standard error, a terminal."""
-    ours, theirs = pty.openpty()
-    try:
-        with subprocess.Popen(
-            argv, env=environment, stdout=subprocess.DEVNULL, stderr=theirs
-        ) as process:
-            os.close(theirs)
-            said = b""
-            try:
-                while part := os.read(ours, 65536):
-                    said += part
-            except OSError:
-                pass  # the other side is closed
-            return process.wait(timeout=30), said.decode()
-    finally:
-        os.close(ours)
-
-
 def test_a_bar_on_a_terminal(slow_session: Session) -> None:
-    environment = slow_session.env(preload=False, TERM="xterm", COLUMNS="120")
-    status, said = on_a_terminal(slow_session.command("warm"), environment)
+    of_terminal = {"TERM": "xterm", "COLUMNS": "120"}
+    status, said = on_a_terminal(
+        slow_session, "warm", columns=120, environment=of_terminal, is_for_errors=True
+    )
     assert status == 0
     assert f" of {MANY} files, " in said
     assert " left" in said
