@@ -27,8 +27,8 @@ def test_nor_does_a_suite_under_nohup() -> None:
     words = [sys.executable, "-m", "pytest", "-q", *plugins, "-p", "no:cacheprovider", inner]
     script = "trap '' HUP INT; exec \"$@\""
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False, timeout=100,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False,
+        timeout=100, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
 

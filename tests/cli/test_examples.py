@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = leaves()
 LINES = [line for context in COMMANDS.values() for line in examples(context.command)]
 # Of the table of environment variables: name -> example.
-VARIABLES = dict(re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M))
+VARIABLES: dict[str, str] = dict(
+    re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M)
+)
 
 # These start a daemon, or need that none runs.
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
