@@ -31,7 +31,6 @@ VARIABLES: dict[str, str] = dict(
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
 ENDS_DAEMON = ("stop", "sweep")
-DEMO = "monarch demo"
 WRITES_RUN = "test -e run.json || monarch run -c tiers.yaml --json run.json python train.py"
 # The lines whose results a command reads.
 BEFORE = {
@@ -154,6 +153,13 @@ def needs_daemon(line: str) -> int:
     return (command not in WITHOUT_DAEMON) + command.startswith(ENDS_DAEMON)
 
 
+TRIED: list[str] = sorted(
+    # tests/slurm has lines for Slurm, tests/demo that of the demo.
+    [x for x in [*LINES, *VARIABLES.values()] if not x.startswith(("srun", "monarch demo"))],
+    key=needs_daemon,
+)
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     place = tmp_path_factory.mktemp("examples")
@@ -181,14 +187,7 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    sorted(
-        # tests/slurm has lines for Slurm, tests/demo that of the demo.
-        [line for line in [*LINES, *VARIABLES.values()] if not line.startswith(("srun", DEMO))],
-        key=needs_daemon,
-    ),
-)
+@pytest.mark.parametrize("line", TRIED)
 def test_it_runs(line: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     if line.startswith("mpiexec") and (missing := why_no_mpi()):
         pytest.skip(missing)
