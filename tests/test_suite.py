@@ -22,11 +22,14 @@ def test_nor_does_a_suite_under_nohup() -> None:
     """As nohup and a shell's background start it."""
     name = test_programs_that_tests_start_do_not_ignore_signals.__name__
     inner = f"{Path(__file__).resolve()}::{name}"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner]
+    # The plugins that the suite needs, and no other.
+    plugins = [word for name in ("xdist", "pytest_timeout") for word in ("-p", name)]
+    words = [sys.executable, "-m", "pytest", "-q", *plugins, "-p", "no:cacheprovider", inner]
     script = "trap '' HUP INT; exec \"$@\""
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False, timeout=100
-    )
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False,
+        timeout=100, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout
 
 
@@ -69,10 +72,11 @@ def test_who_is_to_be_alone_runs_when_the_others_have_ended(tmp_path: Path) -> N
     here = Path(__file__).parent
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "xdist"]
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(here)},
+        [*words, "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(here), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]

@@ -23,13 +23,23 @@ class Monarch(Protocol):
     def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]: ...
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    root = tmp_path / "dataset"
+def make_source(root: Path) -> Path:
     for number, (name, size) in enumerate(FILES.items()):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(bytes([number]) * size)
     return root
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path / "dataset")
+
+
+@pytest.fixture(scope="session")
+def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of `source`, for tests that change none of them. A daemon records copies of files
+    that are old at once, and those of files that changed just now two seconds later."""
+    return make_source(tmp_path_factory.mktemp("old") / "dataset")
 
 
 @pytest.fixture

@@ -350,15 +350,8 @@ def test_a_command_is_found_as_execvp_finds_it(session: Session, tmp_path: Path)
         (directory / "mine").write_text("#!/bin/sh\nexit 5\n")
         (directory / "mine").chmod(mode)
     path = f"{hidden}:{usable}:/usr/bin:/bin"
-    words = [sys.executable, "-m", "monarch_py", "run", "-q", "-c", str(session.config), "mine"]
     for known, status in ((path, 5), (f"{hidden}:/usr/bin:/bin", 126), ("/usr/bin:/bin", 127)):
-        done = subprocess.run(
-            words,
-            env={**session.env(preload=False), "PATH": known},
-            timeout=60,
-            check=False,
-            capture_output=True,
-        )
+        done = session.monarch("run", "-q", "mine", environment={"PATH": known})
         assert done.returncode == status, done.stderr
 
 
@@ -532,12 +525,12 @@ def test_clear_drops_the_copies_of_a_running_daemon(served: Session) -> None:
 
 
 @pytest.fixture
-def left(session_factory: Factory, source: Path) -> Session:
+def left(session_factory: Factory, old_source: Path, tmp_path: Path) -> Session:
     """Copies of a persistent tier whose daemon has ended; old enough to be recorded unseen."""
-    mount = source.parent / "persistent"
+    mount = tmp_path / "persistent"
     mount.mkdir()
     tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "persistent": True}
-    session = session_factory(source, tiers=[tier])
+    session = session_factory(old_source, tiers=[tier])
     session.start().wait_all_present()
     wait_until(lambda: not session.status()["pending"], what="the second look at young files")
     session.stop()

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
 import platform
-import pty
 import re
 import resource
 import shutil
 import signal
-import struct
-import subprocess
-import termios
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.conftest import FILES, Factory, Monarch
+from cli.processes import on_a_terminal
 from support.files import age
 from support.mounts import Mounts
 from support.session import MIB, Session
@@ -44,9 +39,17 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 
 @pytest.fixture(autouse=True)
-def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the tests run."""
+def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Wherever the tests run. MPI, which takes a process of its own, is loaded for those alone that
+    have the fixture `mpi`."""
     monkeypatch.setattr(doctor, "container", lambda: "")
+    if "mpi" not in request.fixturenames:
+        monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
+
+
+@pytest.fixture
+def mpi() -> None:
+    """Has doctor look for MPI."""
 
 
 @pytest.fixture
@@ -65,6 +68,7 @@ def found(session: Session, what: str) -> Finding:
 # --- sound --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("mpi")
 def test_all_is_well_while_a_daemon_serves(served: Session) -> None:
     status, findings = examined(served)
     assert status == 0
@@ -88,6 +92,7 @@ def test_a_configuration_that_was_changed_since_is_a_warning(served: Session) ->
     )
 
 
+@pytest.mark.usefixtures("mpi")
 def test_the_text_has_the_same_findings(served: Session) -> None:
     done = served.monarch("doctor")
     assert done.returncode == 0
@@ -145,19 +150,9 @@ def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> Non
 
 def test_a_path_stays_in_one_piece_on_a_narrow_terminal(session: Session) -> None:
     """So that it can be copied from there."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 60, 0, 0))
-    with subprocess.Popen(
-        session.command("doctor"), env=session.env(preload=False), stdout=theirs
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):  # EIO once nobody has the other end
-            while piece := os.read(ours, 65536):
-                shown += piece
-    os.close(ours)
-    assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    status, shown = on_a_terminal(session, "doctor", columns=60, environment={})
+    assert status == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     lines = text.replace("\r", "").splitlines()
     for path in (LIBRARY, session.config, session.source):
         assert any(str(path) in line for line in lines), text
@@ -182,6 +177,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
 # --- troubles -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(
     ("script", "level", "said"),
     [
@@ -201,6 +197,7 @@ def test_what_mpi_says_of_itself(
     assert (finding.level, said in finding.found) == (level, True), finding
 
 
+@pytest.mark.usefixtures("mpi")
 @pytest.mark.parametrize(
     ("settings", "has_mpi", "level"),
     [
@@ -231,6 +228,7 @@ def test_libcrypto_is_missed_where_nodes_may_need_it(
     assert all("libssl3" in finding.hint for finding in libcrypto())
 
 
+@pytest.mark.usefixtures("mpi")
 def test_mpi_is_found_where_it_is(here: Session) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install '.[mpi]'")
     finding = found(here, "many nodes")
@@ -238,6 +236,7 @@ def test_mpi_is_found_where_it_is(here: Session) -> None:
     assert finding.found.startswith("mpi4py finds ")
 
 
+@pytest.mark.usefixtures("mpi")
 def test_without_mpi4py_a_node_works_alone(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     finding = found(here, "many nodes")

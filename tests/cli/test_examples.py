@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = leaves()
 LINES = [line for context in COMMANDS.values() for line in examples(context.command)]
 # Of the table of environment variables: name -> example.
-VARIABLES = dict(re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M))
+VARIABLES: dict[str, str] = dict(
+    re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M)
+)
 
 # These start a daemon, or need that none runs.
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
+ENDS_DAEMON = ("stop", "sweep")
 WRITES_RUN = "test -e run.json || monarch run -c tiers.yaml --json run.json python train.py"
 # The lines whose results a command reads.
 BEFORE = {
@@ -102,9 +106,13 @@ class Shell:
         return text
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        words = shlex.split(self.here(line), comments=True)
-        if set(SHELL).isdisjoint(line) and words[0] == "monarch":
-            return run_monarch(words[1:], self.environment)
+        """A line that needs no shell is run without one."""
+        here = self.here(line).replace("$PWD", str(self.place))
+        words = shlex.split(here, comments=True)
+        given = list(takewhile(re.compile(r"MONARCH_\w+=").match, words))
+        if set(SHELL).isdisjoint(here) and words[len(given)] == "monarch":
+            environment = self.environment | dict(each.split("=", 1) for each in given)
+            return run_monarch(words[len(given) + 1 :], environment)
         with (self.place / "said").open("w+") as said:
             done = subprocess.run(
                 ["bash", "-c", self.here(line)],
@@ -139,6 +147,19 @@ def command_of(line: str) -> str:
     return max(found, key=len).removeprefix("monarch ")
 
 
+def needs_daemon(line: str) -> int:
+    """Sorts lines so that a daemon has to be started or ended for few of them."""
+    command = command_of(line)
+    return (command not in WITHOUT_DAEMON) + command.startswith(ENDS_DAEMON)
+
+
+TRIED: list[str] = sorted(
+    # tests/slurm has lines for Slurm, tests/demo that of the demo.
+    [x for x in [*LINES, *VARIABLES.values()] if not x.startswith(("srun", "monarch demo"))],
+    key=needs_daemon,
+)
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     place = tmp_path_factory.mktemp("examples")
@@ -166,11 +187,7 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    # tests/slurm has lines for Slurm.
-    [line for line in [*LINES, *VARIABLES.values()] if not line.startswith("srun")],
-)
+@pytest.mark.parametrize("line", TRIED)
 def test_it_runs(line: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     if line.startswith("mpiexec") and (missing := why_no_mpi()):
         pytest.skip(missing)

@@ -188,7 +188,7 @@ def prometheus(directory: Path, target: int) -> Iterator[int]:
         pytest.skip("the program prometheus is not installed (Debian: apt-get install prometheus)")
     port, config = free_port(), directory / "prometheus.yml"
     config.write_text(
-        "global: {scrape_interval: 1s}\n"
+        "global: {scrape_interval: 200ms}\n"
         "scrape_configs:\n- job_name: monarch\n  static_configs:\n"
         f"  - targets: ['127.0.0.1:{target}']\n"
     )

@@ -81,11 +81,12 @@ def system(request: pytest.FixtureRequest) -> System:
 
 
 def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
-    """Installs the package at `place`, by moving it there from where it was installed."""
+    """Installs the package at `place`, by moving it there from where it was installed. It has the
+    bytecode of its modules, as pip leaves it: else each command would compile them anew."""
     first = place.with_name(f"{place.name}.first")
     packages = first / packages_path
     built = Path(monarch_py.__file__).parent
-    shutil.copytree(built, packages / "monarch_py", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(built, packages / "monarch_py")
     for name in ("bin/monarch", "share/monarch/bin/monarch"):
         (first / name).parent.mkdir(parents=True, exist_ok=True)
     text = (ROOT / "packaging/bin/monarch").read_text()

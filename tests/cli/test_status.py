@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import pty
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.conftest import FILES, Factory
+from cli.processes import on_a_terminal
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
@@ -232,26 +232,19 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
-def on_a_terminal(session: Session, width: int, *words: str) -> str:
+def shown(session: Session, width: int, *words: str) -> str:
     """What the command prints on a terminal of this width."""
-    controller, terminal = pty.openpty()
-    environment = session.env(preload=False, COLUMNS=str(width), TERM="xterm")
-    with subprocess.Popen(session.command(*words), stdout=terminal, env=environment) as process:
-        os.close(terminal)
-        said = b""
-        with suppress(OSError):  # EIO: it has ended
-            while more := os.read(controller, 65536):
-                said += more
-        os.close(controller)
-        assert process.wait(60) == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
+    of_terminal = {"COLUMNS": str(width), "TERM": "xterm"}
+    status, said = on_a_terminal(session, *words, columns=width, environment=of_terminal)
+    assert status == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_nothing(served: Session, width: int) -> None:
     """Paths stand whole, on a line of their own where the table would be too wide."""
     for words in (["status"], ["status", "--all"], ["status", "--open"]):
-        lines = on_a_terminal(served, width, *words).splitlines()
+        lines = shown(served, width, *words).splitlines()
         text = " ".join(" ".join(lines).split())
         paths = [str(served.source), str(served.tiers[0])] if words != ["status", "--all"] else []
         assert [path for path in paths if path not in lines] == []

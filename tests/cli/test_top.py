@@ -22,6 +22,7 @@ from typing import Any
 import pyte
 import pytest
 from cli.conftest import FILES, Factory
+from support import draws
 from support.session import MIB, Session
 
 from monarch_py.cli.top import _is_quit
@@ -79,7 +80,7 @@ def session(session_factory: Factory, source: Path) -> Session:
     return session
 
 
-@pytest.mark.parametrize("columns", [58, 80, 200])
+@pytest.mark.parametrize("columns", draws.cases([58, 80, 200], short=[58, 200]))
 def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> None:
     terminal = Terminal(columns)
     with running(session, terminal) as process:
@@ -93,16 +94,17 @@ def test_rates_are_right_within_a_look(session: Session, source: Path) -> None:
     """A program opens one file again and again, and counts its opens itself."""
     code = (
         "import sys, time\n"
-        "end, n = time.monotonic() + 3, 0\n"
+        "end, n = time.monotonic() + float(sys.argv[2]), 0\n"
         "while time.monotonic() < end:\n"
         "    open(sys.argv[1]).close(); n += 1; time.sleep(0.01)\n"
-        "print(n / 3)\n"
+        "print(n / float(sys.argv[2]))\n"
     )
+    seconds = draws.sized(1.5, 3.0)
     terminal, seen = Terminal(120), [0.0]
     with running(session, terminal):
         terminal.wait("opens")
         with subprocess.Popen(
-            [sys.executable, "-c", code, str(source / "a")],
+            [sys.executable, "-c", code, str(source / "a"), str(seconds)],
             env=session.env(),
             stdout=subprocess.PIPE,
             text=True,
@@ -134,7 +136,7 @@ def test_the_first_looks_show_the_programs(session: Session, source: Path) -> No
     ) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"up\n"
-        done = session.monarch("top", "-n", "10", "-d", "0.3")
+        done = session.monarch("top", "-n", "10", "-d", "0.15")
         reader.communicate()
     assert re.search(rf"^python\S* {reader.pid} +1 +tier 0 1 +a$", done.stdout, re.M), done.stdout
 

@@ -278,7 +278,7 @@ def test_files_that_the_scan_has_not_met_yet(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
     Files(source).add_many(30, 100)
-    session = session_factory(source, prefetch="none", scan_rate=10, scan_threads=1).start()
+    session = session_factory(source, prefetch="none", scan_rate=15, scan_threads=1).start()
     done = warm(session, source / "a", source / "d/c")
     assert (done.returncode, done.stdout.partition(" (")[0]) == (0, "2 files")
     assert not session.status()["scanned"]
@@ -386,15 +386,16 @@ def test_a_file_that_a_program_has_changed_stays_at_the_source(
     assert read_all(session, source) == read_all(session, source, preload=False)
 
 
-def test_copies_of_an_earlier_session_are_there(session_factory: Factory, source: Path) -> None:
-    tier = source.parent / "kept"
+def test_copies_of_an_earlier_session_are_there(
+    session_factory: Factory, old_source: Path, tmp_path: Path
+) -> None:
+    tier = tmp_path / "kept"
     tier.mkdir()
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
-    session = session_factory(source, tiers=tiers, prefetch="none").start()
-    assert warm(session, source / "a", source / "b").returncode == 0
+    session = session_factory(old_source, tiers=tiers, prefetch="none").start()
+    assert warm(session, old_source / "a", old_source / "b").returncode == 0
 
     def is_recorded() -> bool:
-        # Files that changed just now are recorded two seconds later only.
         return session.totals()["fills"] == 2 and not session.status()["pending"]
 
     wait_until(is_recorded, what="the second look")

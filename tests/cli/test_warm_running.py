@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import errno
-import os
-import pty
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli.conftest import Factory
+from cli.processes import on_a_terminal, running
 from cli.warming import present, warm
+from support import draws
 from support.files import Files
 from support.session import MIB, Session, wait_until
 from support.signals import handles_sigterm
 
+from monarch_py.daemon.fill.filler import ORDERS
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 
 MANY = 60
+# More files than the engine is given at a time.
+BEYOND_ENGINE = ORDERS + 152
 
 
 @pytest.fixture
@@ -46,22 +47,6 @@ def slow_session(session_factory: Factory, slow: SlowSource) -> Session:
     return session
 
 
-@contextmanager
-def started(session: Session, *words: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        session.command("warm", *words),
-        env=session.env(preload=False),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
 def is_present(catalog: CatalogReader, entry: int) -> bool:
     return bool(word.state(catalog.words[entry]) == State.PRESENT)
 
@@ -74,16 +59,15 @@ def wanted(session: Session) -> int:
 def test_an_interrupt_takes_back_what_is_not_begun(
     session_factory: Factory, slow: SlowSource
 ) -> None:
-    # More files than the engine is given at a time.
-    Files(slow.backing).add_many(2500, 10)
+    Files(slow.backing).add_many(BEYOND_ENGINE, 10)
     slow.latency(open=0.005)
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    with started(session) as process:
+    with running(session, "warm") as command:
         wait_until(lambda: present(session) > 5, what="the first copies")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "")
+        command.process.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=30)
+    assert (command.process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
     # The engine has one thread, and thus one file in the making; 2,000 were in its queue.
     assert wanted(session) <= 1
@@ -114,10 +98,10 @@ def test_of_large_files_only_a_few_are_begun(
     tiers = [{"mount_point": tier, "max_storage_quota": 2048 * MIB}]
     session = session_factory(slow.mountpoint, tiers=tiers, prefetch="none").start()
     slow.rate(4 * MIB)
-    with started(session, str(slow.mountpoint / "large")) as process:
+    with running(session, "warm", str(slow.mountpoint / "large")) as command:
         wait_until(lambda: wanted(session) == 12, what="the orders")
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        command.process.send_signal(signal.SIGINT)
+        command.communicate(timeout=30)
     told = session.status()["sources"][0]
     assert told["wanted"] == 0
     assert told["filling"] <= 4
@@ -147,44 +131,45 @@ def test_what_others_want_too_is_not_taken_back(
 def test_two_at_once_and_one_of_them_interrupted(
     session_factory: Factory, slow: SlowSource
 ) -> None:
-    Files(slow.backing).add_many(2500, 10)
+    count = draws.sized(1000, 2500)
+    Files(slow.backing).add_many(count, 10)
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    with started(session) as one, started(session) as other:
+    with running(session, "warm") as one, running(session, "warm") as other:
         # Both have ordered everything: this one, which does so too, began last.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
-        wait_until(lambda: handles_sigterm(one.pid), what="the first one's handler")
-        one.terminate()
-        one.communicate(timeout=30)
-        assert one.returncode == 128 + signal.SIGTERM
-        assert present(session) < 2400
+        wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")
+        one.process.terminate()
+        assert one.process.wait(30) == 128 + signal.SIGTERM
+        assert present(session) < count - 100
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
     # Where it takes long it says how far it is.
-    assert (other.returncode, [line for line in err.splitlines() if " left" not in line]) == (0, [])
-    assert present(session) == session.totals()["fills"] == 2500
+    assert other.process.returncode == 0
+    assert [line for line in err.splitlines() if " left" not in line] == []
+    assert present(session) == session.totals()["fills"] == count
 
 
 def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
-    with started(slow_session) as process:
+    with running(slow_session, "warm") as command:
         wait_until(lambda: present(slow_session) > 2, what="the first copies")
         slow_session.kill()
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 3
+        _, err = command.communicate(timeout=30)
+    assert command.process.returncode == 3
     assert err.startswith("monarch: the daemon of this configuration was killed or crashed")
 
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])
 def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
-    # More files than the engine is given at a time: those that are read are still in the queue.
-    more = Files(slow.backing).add_many(2500, 10, prefix="g")
+    # Those that are read are still in the daemon's queue.
+    more = Files(slow.backing).add_many(BEYOND_ENGINE, 10, prefix="g")
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()
     listed = session.directory / "list"
     listed.write_text("".join(f"{slow.mountpoint / name}\n" for name in more.digests))
-    with started(session, "--from-file", str(listed)) as process:
-        wait_until(lambda: wanted(session) > 2400, what="the orders")
+    with running(session, "warm", "--from-file", str(listed)) as command:
+        wait_until(lambda: wanted(session) > BEYOND_ENGINE - 100, what="the orders")
         paths = [slow.mountpoint / name for name in list(more.digests)[:-6:-1]]
         session.python("import sys\nfor p in sys.argv[1:]: open(p, 'rb').read()", *paths)
         assert session.totals()["fallbacks"] == 0
@@ -192,11 +177,10 @@ def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch:
         for path in paths:
             entry = catalog.find(0, path.name)
             wait_until(lambda e=entry: is_present(catalog, e), what=path.name)  # type: ignore[misc]
-        assert present(session) < 2400
+        assert present(session) < BEYOND_ENGINE - 100
         slow.latency(open=0)
-        process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert present(session) == 2500
+        assert command.process.wait(30) == 0
+    assert present(session) == BEYOND_ENGINE
 
 
 def test_without_waiting(slow_session: Session) -> None:
@@ -222,28 +206,11 @@ def test_what_the_source_does_not_give_fails_the_command_and_is_tried_again(
 # --- how far it is ------------------------------------------------------------------------------
 
 
-def on_a_terminal(argv: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Status, and what was written on standard error, a terminal."""
-    ours, theirs = pty.openpty()
-    try:
-        with subprocess.Popen(
-            argv, env=environment, stdout=subprocess.DEVNULL, stderr=theirs
-        ) as process:
-            os.close(theirs)
-            said = b""
-            try:
-                while part := os.read(ours, 65536):
-                    said += part
-            except OSError:
-                pass  # the other side is closed
-            return process.wait(timeout=30), said.decode()
-    finally:
-        os.close(ours)
-
-
 def test_a_bar_on_a_terminal(slow_session: Session) -> None:
-    environment = slow_session.env(preload=False, TERM="xterm", COLUMNS="120")
-    status, said = on_a_terminal(slow_session.command("warm"), environment)
+    of_terminal = {"TERM": "xterm", "COLUMNS": "120"}
+    status, said = on_a_terminal(
+        slow_session, "warm", columns=120, environment=of_terminal, is_for_errors=True
+    )
     assert status == 0
     assert f" of {MANY} files, " in said
     assert " left" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -18,12 +19,16 @@ def warm(
     given: bytes = b"",
     **environment: str,
 ) -> Done:
-    if not given and cwd is None:
-        return session.monarch("warm", *map(str, words), environment=environment)
+    if not given:
+        before = os.getcwd()
+        os.chdir(cwd or before)
+        try:
+            return session.monarch("warm", *map(str, words), environment=environment)
+        finally:
+            os.chdir(before)
     done = subprocess.run(
         session.command("warm", *map(str, words)),
         env=session.env(preload=False, **environment),
-        cwd=cwd,
         input=given,
         capture_output=True,
         timeout=60,

@@ -147,6 +147,9 @@ def test_a_daemon_in_a_container_is_stopped(
     assert session.daemon.wait(timeout=30) == 0
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
+    # No limit is long enough for a daemon that is suspended.
+    monkeypatch.setattr(sweep, "STOP_LIMIT_S", 0.2)
+    monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.2)
     session.start(prefix=container)
     assert session.daemon is not None
     (daemon,) = psutil.Process(session.daemon.pid).children()

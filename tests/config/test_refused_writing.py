@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import draws
 
 from monarch_py.config.load import load_config
 from monarch_py.errors import ConfigError
@@ -377,7 +378,13 @@ REFUSED = {
     "two documents": ("a: 1\n---\nb: 1\n", 2, "", "not YAML (but found another", "key: value"),
     "control character": ("a: 1\nb: \x07\n", 2, "", "#x0007 is not allowed", "remove it"),
     "no such character": (r'a: "\UFFFFFFFF"', 1, "", "above U+10FFFF", "correct the escape"),
-    "nested too deeply": ("[" * 5000, 1, "", "nested too deeply", "check the path"),
+    "nested too deeply": (
+        "[" * draws.sized(1000, 5000),
+        1,
+        "",
+        "nested too deeply",
+        "check the path",
+    ),
     "empty": ("", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
     "only a comment": ("# nothing\n", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
     "only a mark": ("---\n", 1, "", "the file is empty", "'sources' and 'hierarchy'"),
@@ -419,7 +426,7 @@ PIECES = [*SMALLEST.splitlines(keepends=True), "- ", "  ", "*", "&a ", "<<: ", "
 PIECES += ["data_plane:\n", "path: /\n", "type: ram\n", "block_size: ", "include: [a]\n", "{", "]"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws.examples(100), deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 def test_no_text_leads_to_another_error(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]
