@@ -68,8 +68,8 @@ def place() -> Iterator[Path]:
 @pytest.mark.parametrize("name", TRIALS)
 def test_no_order_of_steps_is_wrong(program: Path, place: Path, name: str) -> None:
     met, interrupts = TRIALS[name]
-    limits = {"most": MOST_ORDERS, "limit_s": LIMIT_S, "nth": NTH.get(name, 1)}
-    found = explore(program, place, name, interrupts, **limits)
+    nth = NTH.get(name, 1)
+    found = explore(program, place, name, interrupts, most=MOST_ORDERS, limit_s=LIMIT_S, nth=nth)
     assert not found.wrong, found.wrong
     assert all(found.counts[what] for what in met), found.counts
     assert found.counts["runs"] < MOST_ORDERS
@@ -87,6 +87,6 @@ def test_no_order_with_one_more_interrupt_is_wrong(program: Path, place: Path, n
 def test_a_bug_is_found(trials: Trials, place: Path, bug: str) -> None:
     program = trials.program(f"trials_{bug.replace(' ', '_')}", *BUGS[bug].changes)
     trial = BUGS[bug].trial
-    limits = {"most": 1 << 14, "limit_s": LIMIT_S, "nth": NTH.get(trial, 1)}
-    found = explore(program, place, trial, 2, **limits)
+    nth = NTH.get(trial, 1)
+    found = explore(program, place, trial, 2, most=1 << 14, limit_s=LIMIT_S, nth=nth)
     assert re.search(r"run \d+: .*(not so|: word|does not end|nobody goes on)", found.wrong), found
