@@ -14,10 +14,11 @@ from conformance.ground import Ground
 from conformance.operations_tree import plant
 from conformance.outcomes import difference
 from conformance.test_operations import transcript
+from support import draws
 
 SOURCE = Path(__file__).resolve().parent / "faults.c"
 FAULTS = sorted(set(re.findall(r'\bis\("([^"]+)"\)', SOURCE.read_text())))
-SEED, COUNT = 1, 600
+SEED, COUNT = 1, draws.sized(600, 750)
 NO_FAULT = "none"
 
 
