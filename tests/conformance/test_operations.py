@@ -14,6 +14,7 @@ import pytest
 from conformance.ground import Ground, look
 from conformance.operations_tree import plant
 from conformance.outcomes import difference, unlike
+from support import draws
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
@@ -25,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "staged": {},
 }
 SHORT, LONG = range(1, 2), range(2, 40)
-COUNT = 1200
+COUNT = draws.sized(600, 1200)
 
 
 def transcript(
@@ -36,25 +37,30 @@ def transcript(
     root: Path | None = None,
     count: int = COUNT,
     pauses: int = 0,
+    beside: str | None = None,
     **more: str,
 ) -> str:
     """What the program writes; in its pauses, a new daemon makes copies of what there is. `root` is
-    the tree, if it is another than the whole directory."""
+    the tree, if it is another than the whole directory. The program is ended at the first line that
+    differs from that of the transcript `beside`."""
     root = root or ground.root(library)
     words = [str(root), str(seed), str(count), str(pauses)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "conformance.operations", *words],
+        [sys.executable, "-S", "-m", "conformance.operations", *words],
         env=ground.env(library, root, PYTHONPATH=str(TESTS), **more),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    lines = []
+    lines: list[str] = []
+    others = None if beside is None else beside.splitlines(keepends=True)
     try:
         assert process.stdin is not None and process.stdout is not None
         for line in process.stdout:
             lines.append(line)
+            if others is not None and line != others[len(lines) - 1]:
+                return "".join(lines)
             if line == "pause\n":
                 if library:
                     ground.restage()

@@ -11,9 +11,10 @@ import pytest
 from conformance.ground import Ground, look, said
 from conformance.outcomes import difference, unlike
 from conformance.tools import TOOLS, Tool
+from support import draws
 
-# Beside fills; the steps between which copies are made are fast for all.
-FAST = ("git", "sqlite")
+# In every run: git beside fills, and what locks, copies and maps files with copies of each step.
+BESIDE_FILLS, WITH_COPIES = ("git",), ("sqlite", "copies", "numpy")
 
 
 def take(ground: Ground, name: str, step: int, library: bool) -> str:
@@ -37,10 +38,7 @@ def needs(tool: Tool) -> None:
         pytest.importorskip(module)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in TOOLS],
-)
+@pytest.mark.parametrize("name", draws.cases(TOOLS, short=BESIDE_FILLS))
 def test_beside_fills(tmp_path: Path, name: str) -> None:
     needs(TOOLS[name])
     with Ground(tmp_path) as ground:
@@ -52,7 +50,7 @@ def test_beside_fills(tmp_path: Path, name: str) -> None:
         check_left(ground, name)
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", draws.cases(TOOLS, short=WITH_COPIES))
 def test_with_copies_of_each_step(tmp_path: Path, name: str) -> None:
     needs(TOOLS[name])
     with Ground(tmp_path) as ground:

@@ -81,8 +81,9 @@ READERS = {
     "cp": ("cp", 'cp -a tree "$OUT/"; cp noise "$OUT/"; cmp noise "$OUT/noise"; cp --sparse=always '
            'noise "$OUT/s"; cmp noise "$OUT/s"; diff -rq tree "$OUT/tree"; du -ab tree | sort'),
     "text": ("grep", "grep -rc 7 tree | sort; wc tree/a/n*; tac tree/a/n9 | sed -n 1,2p; tail -n 3 "
-             "tree/a/n40; sort -rn tree/a/n8 | sed -n 3p; cat tree/a/n* | cksum; od noise | tail;"
-             "head -c 70000 noise | md5sum; split -b 2500000 noise --filter=md5sum"),
+             "tree/a/n40; sort -rn tree/a/n8 | sed -n 3p; cat tree/a/n* | cksum;"
+             "od -j 8900000 noise | tail; head -c 70000 noise | md5sum;"
+             "split -b 2500000 noise --filter=md5sum"),
     "dd": ("dd", "dd if=noise bs=65537 skip=3 count=9 status=none | md5sum;"
            "dd if=noise of=/dev/null bs=1M 2>&1 | sed -n 1,2p;"
            "(head -c 10; dd bs=5 count=1 status=none; md5sum) < noise | md5sum;"

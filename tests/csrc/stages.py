@@ -17,6 +17,7 @@ from typing import Any
 
 from csrc.building import HERE, build_program
 from csrc.look import look_below
+from support import draws
 from support.segments import newest_generation
 from support.session import Session, wait_until
 
@@ -30,7 +31,8 @@ LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
 # Old enough that no time of a file is the one that an operation gives it.
 OLD_NS = 1_400_000_000_123_456_789
 Seen = dict[str, Any]
-# One of each kind for the slow source, on which everything takes ten times as long.
+# One of each kind: for the slow source, on which everything takes ten times as long, and for files
+# that no scan has found, unless a run is long.
 SOME = [
     "wronly",
     "trunc",
@@ -118,7 +120,8 @@ class Stage:
 
     def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
         self.state, self.program, self.top = state, program, top
-        self.operations = SOME if state == "filling" else operations(program)
+        is_some = state == "filling" or (state == "unscanned" and not draws.is_long)
+        self.operations = SOME if is_some else operations(program)
         self.outcomes: dict[str, Outcome] = {}
         self.thawed = False
         self._stack = ExitStack()

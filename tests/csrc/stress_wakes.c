@@ -1,7 +1,9 @@
 /* The engine's threads are woken for every piece of work: nobody else rings, so that a wake which
  * is lost is an order that never ends.
  *
- *   stress_wakes SOURCE TIER SEED
+ *   stress_wakes SOURCE TIER SEED ROUNDS PINGS
+ *
+ * ROUNDS: of work for several threads;  PINGS: orders for one thread, one after the other
  *
  * main() is the daemon, and the reader that demands units. */
 #include <pthread.h>
@@ -18,8 +20,6 @@
 
 #define FILES 320
 #define BLOCK (64 * 1024)
-#define ROUNDS 400
-#define PINGS 8000
 #define THREADS 5
 #define PEERS 4 /* and as many threads for them, of which one peer alone gets SHARE */
 #define SHARE 3
@@ -307,14 +307,14 @@ static void narrow(void) {
 }
 
 /* One thread, and an order as soon as the last one is done: while it looks, and falls asleep. */
-static void ping_pong(void) {
+static void ping_pong(int pings) {
     struct monarch_result r;
     uint32_t tier = 0;
     order_fill(8, 0);
     finish();
     uint64_t id = ids[8], sum = last_sum;
     uint64_t copy = MONARCH_WORD_COPY(monarch_entries(catalog)[id].word);
-    for (int i = 0; i < PINGS; i++) {
+    for (int i = 0; i < pings; i++) {
         CHECK(monarch_engine_submit(engine, catalog, MONARCH_CHECK, 0, 1, &id, &tier, &copy, &sum,
                                     NULL) == 1);
         for (uint64_t limit = deadline(); !monarch_engine_results(engine, &r, 1);)
@@ -338,7 +338,8 @@ static void start(int threads, int peer_threads) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 4);
+    CHECK(argc == 6);
+    int rounds = atoi(argv[4]);
     make_files(argv[1], 0, FILES);
     root = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     copies = open(argv[2], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -353,7 +354,7 @@ int main(int argc, char **argv) {
         CHECK(peers[i] = monarch_peer_new(reach, hear, &waiting[i]));
         monarch_engine_peer(engine, i, peers[i]);
     }
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < rounds; i++) {
         work_round(i);
         if (i % 10 == 0)
             all_at_once();
@@ -370,7 +371,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);
-    ping_pong();
+    ping_pong(atoi(argv[5]));
     monarch_engine_stop(engine, 60000);
     printf("%llu %llu\n", (unsigned long long)demanded, (unsigned long long)read_ahead);
     monarch_writer_free(writer);

@@ -206,5 +206,5 @@ def test_no_work_waits_for_a_thread_that_sleeps(
     source.mkdir()
     build_stress(machine, objects, "wakes", NATIVE)
     with Mounts(tmp_path) as mounts:
-        said = machine.check("wakes", source, mounts.tmpfs("tier", 16 * MIB), SEED)
+        said = machine.check("wakes", source, mounts.tmpfs("tier", 16 * MIB), SEED, "400", "8000")
     assert min(map(int, said.split())) > 500

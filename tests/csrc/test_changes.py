@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from csrc.building import compiler
 from csrc.stages import SOME, Stage, build_change, normalised, operations, stages
+from support import draws
 
 
 def _operations() -> list[str]:
@@ -42,9 +43,14 @@ def make(request: pytest.FixtureRequest, state: str) -> Iterator[Stage]:
     yield from stages(top, state, request.getfixturevalue("program"), slow)
 
 
-@pytest.fixture(scope="module", params=["present", "unscanned"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    yield from make(request, request.param)
+@pytest.fixture(scope="module")
+def present(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from make(request, "present")
+
+
+@pytest.fixture(scope="module")
+def unscanned(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from make(request, "unscanned")
 
 
 @pytest.fixture(scope="module")
@@ -84,28 +90,49 @@ def check_copies_left(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_at_once(stage: Stage, operation: str) -> None:
-    check_at_once(stage, operation)
+def test_at_once(present: Stage, operation: str) -> None:
+    check_at_once(present, operation)
 
 
-def test_copies_are_what_they_were(stage: Stage) -> None:
-    for operation in stage.operations:
-        stage.do(operation)
-    before = stage.read_copies()
-    assert before == (stage.copies if stage.state == "present" else {})
+def test_copies_are_what_they_were(present: Stage) -> None:
+    for operation in present.operations:
+        present.do(operation)
+    assert present.read_copies() == present.copies
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_later(stage: Stage, operation: str) -> None:
-    check_later(stage, operation)
+def test_later(present: Stage, operation: str) -> None:
+    check_later(present, operation)
 
 
-def test_copies_that_are_left(stage: Stage) -> None:
-    check_copies_left(stage)
-    if stage.state == "present":
-        left = stage.read_copies()
-        old = [name for name in left if name in stage.copies]
-        assert [left[name] for name in old] == [stage.copies[name] for name in old]
+def test_copies_that_are_left(present: Stage) -> None:
+    check_copies_left(present)
+    left = present.read_copies()
+    old = [name for name in left if name in present.copies]
+    assert [left[name] for name in old] == [present.copies[name] for name in old]
+
+
+KINDS = draws.cases(OPERATIONS, short=[name for name in OPERATIONS if name in SOME])
+
+
+@pytest.mark.parametrize("operation", KINDS)
+def test_at_once_before_the_scan(unscanned: Stage, operation: str) -> None:
+    check_at_once(unscanned, operation)
+
+
+def test_no_change_makes_a_copy_before_the_scan(unscanned: Stage) -> None:
+    for operation in unscanned.operations:
+        unscanned.do(operation)
+    assert unscanned.read_copies() == {}
+
+
+@pytest.mark.parametrize("operation", KINDS)
+def test_later_when_the_scan_has_come(unscanned: Stage, operation: str) -> None:
+    check_later(unscanned, operation)
+
+
+def test_copies_that_are_left_when_the_scan_has_come(unscanned: Stage) -> None:
+    check_copies_left(unscanned)
 
 
 @pytest.mark.parametrize("operation", SOME)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from support import draws
 
 SLOTS = 3
 
@@ -497,7 +498,8 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
 CALLS = ["munmap 0", "munmap 1", "fixed 0", "write 1", "remap 0", "advise 1", "map 0"]
 
 
-@pytest.mark.parametrize("first", CALLS)
+# The threads are alike: what they do the other way round leads to the same states.
+@pytest.mark.parametrize("first", draws.cases(CALLS, short=[c for c in CALLS if c.endswith("0")]))
 def test_two_threads_change_the_two_pages(first: str) -> None:
     page = first[-1]
     for second in CALLS:

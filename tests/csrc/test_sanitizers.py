@@ -20,6 +20,7 @@ from csrc.sanitizing import (
     build_sanitized,
     with_names,
 )
+from support import draws
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 
@@ -82,7 +83,9 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 
 # --- the library in a program that reads -----------------------------------------------------
 
-FILES, NEW_FILES = 1500, 150
+FILES, NEW_FILES = draws.sized((600, 100), (1500, 150))
+FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))  # times
+MAPPING_S = draws.sized(1.5, 3.0)
 
 
 class Reader:
@@ -149,7 +152,7 @@ def test_readers_while_everything_comes_and_goes(
     source.mkdir()
     built.check("reader", "make", source, 0, FILES)
     # Slow enough that the first files are read before the scan has met them.
-    session = session_factory(source, scan_rate=600, switch_file=str(switch)).start()
+    session = session_factory(source, scan_rate=FILES * 2 // 5, switch_file=str(switch)).start()
     with Reader(built, session, tmp_path) as reader:
         reader.wait_hits(session, 10)
         assert not session.status()["scanned"], "the scan was over before anything was read"
@@ -160,7 +163,7 @@ def test_readers_while_everything_comes_and_goes(
             lambda: session.status()["catalog_entries"] >= known + NEW_FILES // 2,
             "files that readers told of",
         )
-        for _ in range(3):
+        for _ in range(FORGOTTEN):
             session.forget()
             reader.wait_hits(session)
         switch.touch()
@@ -168,7 +171,7 @@ def test_readers_while_everything_comes_and_goes(
         reader.wait_files()
         switch.unlink()
         reader.wait_hits(session)
-        for _ in range(2):
+        for _ in range(KILLED):
             session.kill()
             reader.wait_files()
             session.start()
@@ -188,7 +191,7 @@ def test_mappings_that_move(
     session.wait_scanned()
     env = session.env(preload=False, MONARCH_CONFIG=str(session.config), **OPTIONS)
     with subprocess.Popen(
-        built.command("mappings", "stress", files, 3, SEED),
+        built.command("mappings", "stress", files, MAPPING_S, SEED),
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -226,16 +229,19 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, g
     assert present > 100, "the lookers found hardly any copy"
 
 
+WAKES = draws.sized((100, 2000), (400, 8000))  # rounds of work, and orders one after the other
+
+
 @pytest.mark.parametrize("built", ["thread"], indirect=True)
 def test_no_work_waits_for_a_thread_that_sleeps(built: Built, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
         tier = mounts.tmpfs("tier", 16 * MIB)
-        counts = built.check("wakes", source, tier, SEED).split()
+        counts = built.check("wakes", source, tier, SEED, *WAKES).split()
     demanded, read_ahead = map(int, counts)
-    assert demanded > 500
-    assert read_ahead > 500
+    assert demanded > 1.25 * WAKES[0]
+    assert read_ahead > 1.25 * WAKES[0]
 
 
 # --- paths and damaged segments --------------------------------------------------------------

@@ -7,14 +7,15 @@ import random
 from pathlib import Path
 
 import pytest
+from support import draws
 from trials.reading import build_reader
 
 from faults.__main__ import SITES, plan
 from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
 from faults.scenario import build_faulter
 
-# Of each role, and so many times as many with --long.
-RUNS, MOST_DRAWN, SEED, LONG = 2, 20, 20261126, 4
+# Of each role.
+RUNS, MOST_DRAWN, SEED = draws.sized(1, 8), draws.sized(20, 80), 20261126
 
 
 @pytest.fixture(scope="module")
@@ -31,22 +32,21 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ("role", "least"), [("daemon", 200), ("reader", 50), ("node", 90), ("planned", 90), ("run", 90)]
 )
 def test_a_sample_of_faults_breaks_no_promise(
-    programs: tuple[Path, Path], role: str, least: int, request: pytest.FixtureRequest
+    programs: tuple[Path, Path], role: str, least: int
 ) -> None:
-    times = LONG if request.config.getoption("--long") else 1
     late_ms = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     with SITES[role](*programs) as site:
         planned = list(plan(role, site.classes(role), []))
         assert len({call.key for _, call, _ in planned}) >= least, "the scenario has shrunk"
         quick = [each for each in planned if each[2].action not in late_ms]
-        drawn = random.Random(SEED).sample(quick, min(MOST_DRAWN * times, len(quick)))
+        drawn = random.Random(SEED).sample(quick, min(MOST_DRAWN, len(quick)))
         # Threads run in another order each time: some calls do not come, and others are drawn.
         hits = 0
         for name, call, fault in drawn:
             outcome = site.fault(role, call, fault.action)
             assert not outcome.broken, (name, outcome)
             hits += outcome.hit
-            if hits == RUNS * times:
+            if hits == RUNS:
                 return
     raise AssertionError(f"of {MOST_DRAWN} faults {hits} were put in")
 

@@ -105,5 +105,6 @@ class Trials:
             objects |= {file: self._compile(file, sources) for file in changed}
         out = self._directory / name
         wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
-        cc("-no-pie", "-pthread", *wraps, "-o", out, *self._own, *objects.values())
+        # Else each process that is forked looks the functions up that it calls.
+        cc("-no-pie", "-pthread", "-Wl,-z,now", *wraps, "-o", out, *self._own, *objects.values())
         return out

@@ -75,15 +75,23 @@ def _await(running: list[subprocess.Popen[bytes]], limit_s: float) -> None:
 
 
 def explore(
-    program: Path, directory: Path, trial: str, interrupts: int, *, most: int, limit_s: float
+    program: Path,
+    directory: Path,
+    trial: str,
+    interrupts: int,
+    *,
+    most: int,
+    limit_s: float,
+    nth: int = 1,
 ) -> Explored:
-    """most : orders of each process"""
+    """most : orders of each process;  nth : only orders are tried whose first interrupt is at every
+    nth decision"""
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()
     with ExitStack() as stack:
         sessions = [stack.enter_context(_session(directory / str(i))) for i in range(shares)]
         running = [
-            _start(session, program, trial, interrupts, most, i, shares)
+            _start(session, program, trial, interrupts, most, i, shares, nth)
             for i, session in enumerate(sessions)
         ]
         try:

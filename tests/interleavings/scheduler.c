@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -117,11 +118,12 @@ static unsigned choose(unsigned options) {
     return c->taken;
 }
 
-static unsigned share, shares = 1;
+static unsigned share, shares = 1, every = 1;
 
-void take_share(unsigned number, unsigned of) {
+void take_share(unsigned number, unsigned of, unsigned nth) {
     share = number;
     shares = of;
+    every = nth;
 }
 
 /* Whether the decision has another option that is to be tried. The first decision says which thread
@@ -130,7 +132,8 @@ static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
         interrupt++;
-    return d->choice[i].taken + 1 < d->choice[i].options && (interrupt != i || i % shares == share);
+    int is_ours = i % every == 0 && i / every % shares == share;
+    return d->choice[i].taken + 1 < d->choice[i].options && (interrupt != i || is_ours);
 }
 
 /* Whether there is an order that was not tried. */
@@ -352,6 +355,14 @@ static void run_here(void) {
     running->check();
 }
 
+/* Its threads run one at a time: on one processor the next one goes on sooner. */
+static void stay_on_this_processor(void) {
+    cpu_set_t this_one;
+    CPU_ZERO(&this_one);
+    CPU_SET(sched_getcpu(), &this_one);
+    sched_setaffinity(0, sizeof this_one, &this_one);
+}
+
 /* In a process of its own, which finds the library's memory as it was before any run. Returns
  * whether the known decisions have led where they led before. */
 static int is_led_as_before(void) {
@@ -360,6 +371,7 @@ static int is_led_as_before(void) {
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        stay_on_this_processor();
         run_here();
         _exit(0);
     }

@@ -30,8 +30,9 @@ struct trial {
  */
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
-/* Of all orders this process tries one share. */
-void take_share(unsigned number, unsigned of);
+/* Of the orders whose first interrupt is at every nth decision this process tries one share; those
+ * without an interrupt are tried by all. */
+void take_share(unsigned number, unsigned of, unsigned nth);
 
 /* Something has happened that other threads may see; `at`: in the code there; what: where in the
  * memory. */

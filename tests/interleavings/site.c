@@ -1,6 +1,7 @@
 #include "site.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,9 @@
 #include "preload/session/session.h"
 #include "publish/writer.h"
 #include "scheduler.h"
+
+/* What is written at once: each process has memory of its own for it. */
+#define BLOCK_BYTES 32768
 
 struct site site;
 const char *const names[FILES] = {"small", "other", "medium", "large"};
@@ -73,10 +77,14 @@ int raw_open(const char *path, int flags) {
 }
 
 void put_bytes(const char *path, unsigned file, unsigned version, uint64_t from, uint64_t n) {
-    static uint64_t bytes[MOST_BYTES / 8];
-    make_bytes(file, version, bytes, from, n);
+    static uint64_t bytes[BLOCK_BYTES / 8];
     int fd = raw_open(path, O_WRONLY | O_CREAT);
-    EXPECT(fd >= 0 && syscall(SYS_pwrite64, fd, bytes, n, from) == (long)n);
+    EXPECT(fd >= 0);
+    for (uint64_t end = from + n; from < end; from += n) {
+        n = end - from < BLOCK_BYTES ? end - from : BLOCK_BYTES;
+        make_bytes(file, version, bytes, from, n);
+        EXPECT(syscall(SYS_pwrite64, fd, bytes, n, from) == (long)n);
+    }
     syscall(SYS_close, fd);
 }
 
@@ -115,9 +123,13 @@ static void restore_source(void) {
 }
 
 static int open_descriptors(void) {
+    struct pollfd looked_at[64];
     int n = 0;
     for (int fd = 0; fd < 64; fd++)
-        n += syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+        looked_at[fd] = (struct pollfd){.fd = fd};
+    EXPECT(syscall(SYS_poll, looked_at, 64, 0) >= 0);
+    for (int fd = 0; fd < 64; fd++)
+        n += !(looked_at[fd].revents & POLLNVAL);
     return n;
 }
 
@@ -210,7 +222,10 @@ void set_up(const char *root) {
         add_file(k);
     for (unsigned number = 1; number <= MOST_COPIES; number++)
         put_bytes(kept_copy(number), OTHER, 0, 0, 0);
-    snapshot = malloc(site.catalog->bytes);
+    /* Shared: a process that is forked gets no tables for it. */
+    snapshot =
+        mmap(NULL, site.catalog->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT(snapshot != MAP_FAILED);
     memcpy(snapshot, site.catalog, site.catalog->bytes);
     /* Counters, and pointers that never change, are no reason to switch threads. */
     struct session *s = monarch_current;

@@ -1,12 +1,13 @@
 /* The preload library and the daemon, in every order of their steps (scheduler.h).
  *
- *   trials NAME BOUND MOST SHARE SHARES ROOT
+ *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *
- * tries the orders of one of SHARES shares, and prints how many there were and what was met in
- * them.
+ * tries the orders of one of SHARES shares whose first interrupt is at every NTH decision, and
+ * prints how many there were and what was met in them.
  */
 #include "trials.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,11 +45,12 @@ static void print_counts(uint64_t runs) {
 }
 
 int main(int argc, char **argv) {
-    const struct trial *trial = argc == 7 ? find(argv[1]) : NULL;
+    const struct trial *trial = argc == 8 ? find(argv[1]) : NULL;
     if (!trial)
         return 2;
-    set_up(argv[6]);
-    take_share((unsigned)atoi(argv[4]), (unsigned)atoi(argv[5]));
+    mallopt(M_ARENA_MAX, 1); /* one thread runs at a time, and each arena takes calls to make */
+    set_up(argv[7]);
+    take_share((unsigned)atoi(argv[4]), (unsigned)atoi(argv[5]), (unsigned)atoi(argv[6]));
     print_counts(explore(trial, restore, (unsigned)atoi(argv[2]), strtoull(argv[3], NULL, 10)));
     return 0;
 }

@@ -27,7 +27,7 @@ from monarch_py.config.schema import Config
 from monarch_py.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SHORT, LONG = 400, 20_000
+SHORT, LONG = 150, 20_000
 LOAD_LIMIT_S = 5.0
 DOCTOR_LIMIT_S = 30.0
 # Every key that has a default is in this one; @ stands for the directory of the test.
@@ -261,7 +261,7 @@ def test_doctor(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONARCH_SHM", str(root / "shm"))
-    for file, is_taken in drawn(root, 3, draws.examples(16)):
+    for file, is_taken in drawn(root, 3, draws.sized(8, 80)):
         found = {finding["what"]: finding for finding in doctor(file, capsys)}
         text = f"{found}\n{file.read_text()}"
         said = found["configuration"]
