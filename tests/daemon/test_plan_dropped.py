@@ -83,7 +83,7 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     wait_dropped(session)
     session.python(OPEN, *right)
     wait_followed(session)
-    assert plans(session)[0]["position"] > MANY // 2
+    wait_until(lambda: plans(session)[0]["position"] > MANY // 2, what="the plan's position")
     session.python(OPEN, *wrong)
     wait_dropped(session)
     assert session.monarch("run", "--", "true").returncode == 0
@@ -102,7 +102,7 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     order = Plan.load(plan).timeline().section(0).node(0)
     session.python(OPEN, *(str(site.root / names[unit]) for unit in order))
     wait_followed(session)
-    assert plans(session)[0]["position"] > MANY // 2
+    wait_until(lambda: plans(session)[0]["position"] > MANY // 2, what="the plan's position")
     # What the last of those jobs still had to open does not fit the plan that came meanwhile.
     assert session.log.read_text().count("is no longer followed") in (3, 4)
 

@@ -82,7 +82,7 @@ def test_the_source_gives_errors_for_a_while(
     """Who has read a part gets the error that the source gives, and the rest afterwards; a read at
     the file's own position has not moved it."""
     ways = ("read", "pread", "readv")
-    files = make_files(source.backing, len(ways) + 1, SIZE)
+    files = make_files(source.backing, len(ways), SIZE)
     session = session_factory(source.mountpoint, **IN_UNITS).start()
     session.wait_scanned()
     # At a rate at which each file is still being filled when the last reader has read its part.

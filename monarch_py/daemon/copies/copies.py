@@ -42,6 +42,7 @@ class Copies:
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
         self._doubted: set[int] = set()
+        self._is_index_full = False
         # `_drops` : copies to remove, as (tier, entries, numbers of the copies, sizes of the
         # files).
         # `_dropping` : the number of removals that the engine has not finished.
@@ -130,11 +131,17 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies."""
+        copies; the first time, a warning says so."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
-            log.warning("%d copies cannot be published: %s", len(ids), error.strerror)
+            if not self._is_index_full:
+                log.warning(
+                    "copies cannot be published (%s): programs read their files from the source;"
+                    " free room in shared memory",
+                    error.strerror,
+                )
+            self._is_index_full = True
             return False
         return True
 
