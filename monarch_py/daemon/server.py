@@ -26,7 +26,7 @@ from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
 from monarch_py.daemon.plans.loading import Loaded, load_plan
 from monarch_py.daemon.plans.manager import PlanManager
-from monarch_py.daemon.scan.pace import ScanPace
+from monarch_py.daemon.scan.pace import LEAST, ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.daemon.segments import Shared
@@ -60,10 +60,14 @@ BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
+# How often the loop looks whether the program that `monarch run` has begun has opened its first
+# file, which rings no doorbell [ms].
+FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum while work is left or programs follow a plan [s].
+# SHORT_REST_S : the maximum while work is left, fills ahead lack names that the scan is about to
+#     find, or programs follow a plan [s].
 # REST_BACK, LONG_REST_S : the factor, and the maximum [s], while background fills stand back.
 #     Programs then use all processors and hardly wait for the sources, so an iteration costs them
 #     more than it gains.
@@ -116,6 +120,9 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
+        # Whether fills ahead need more names than the scan has found, or soon will.
+        self._awaits_names = False
+        self._pace_scan()  # before the first iteration, which starts the scan
 
     def _make_ready(
         self,
@@ -235,7 +242,7 @@ class Daemon:
                     busy = self._turn()
                 is_awaited = self._rest(time.monotonic() - begun, busy=busy)
                 wait_ms = 0 if busy or is_awaited else self._pause_ms(quiet)
-                last, rung = rung, self.shared.wait(rung, wait_ms)
+                last, rung = rung, self._wait(rung, wait_ms)
                 quiet = quiet + 1 if rung == last else 0
         finally:
             self.close()
@@ -266,11 +273,22 @@ class Daemon:
         if self.filler.engine.stands_back and not self._is_urgent:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
         else:
-            is_short = busy or self.plan_manager.is_awake
+            is_short = busy or self._awaits_names or self.plan_manager.is_awake
             rest_s = min(REST * took_s, SHORT_REST_S if is_short else MOST_REST_S)
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
+
+    def _wait(self, rung: int, wait_ms: int) -> int:
+        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms], and
+        not beyond the first open of a program that is about to begin. Returns the current
+        count."""
+        while wait_ms > FIRST_OPEN_MS and self._scan_pace.awaits_open(time.monotonic()):
+            rings = self.shared.wait(rung, FIRST_OPEN_MS)
+            if rings != rung or self.shared.source_opens()[0]:
+                return rings
+            wait_ms -= FIRST_OPEN_MS
+        return self.shared.wait(rung, wait_ms)
 
     def _pause_ms(self, quiet: int) -> int:
         """Returns how long the loop may sleep before its next iteration [ms].
@@ -353,6 +371,8 @@ class Daemon:
         )
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on
+        lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
+        self._awaits_names = lacks_names and not self.scanner.scanned
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:

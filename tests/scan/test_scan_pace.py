@@ -19,6 +19,7 @@ from support.session import Session, wait_until
 
 from monarch_py.daemon.scan.pace import (
     AHEAD_S,
+    AWAIT_S,
     FIRST,
     IDLE_S,
     LEAST,
@@ -52,7 +53,8 @@ def test_without_programs_all_is_looked_at() -> None:
 def test_a_program_that_is_about_to_begin_is_awaited_for_a_moment() -> None:
     pace = ScanPace(0.0, awaits_job=True)
     assert step(pace, 0.1) == (FIRST, 0)
-    assert step(pace, IDLE_S) == ALL_NAMES
+    assert step(pace, AWAIT_S - 0.1)[0] < FIRST + 1
+    assert step(pace, AWAIT_S) == ALL_NAMES
 
 
 @pytest.mark.parametrize(("size", "least"), [(1, LEAST), (4 << 20, 2), (1 << 30, 1)])

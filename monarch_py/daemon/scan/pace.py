@@ -10,7 +10,7 @@ from monarch_py.scan.walk import ALL_NAMES
 # them, and a fill that begins or ends later has to request them from the source again.
 AHEAD_S, LEAST = 0.4, 8
 # Before programs open their first file, its size is unknown, and the scan may examine this many
-# names.
+# names. Meanwhile it lists the first directories.
 FIRST = 2
 # The rate of fills is measured in each iteration of the loop, which usually takes less time than
 # AHEAD_S, so that the rate rises soon when a job begins to fill many small files. But a few fills
@@ -26,6 +26,9 @@ OPENS_A_NAME = 16
 # If programs have opened nothing at the source and no file was filled ahead for this long, the scan
 # runs without a limit [s].
 IDLE_S = 1.0
+# The same while a program is about to begin: many programs import large packages before they open
+# their first file.
+AWAIT_S = 10.0
 # After this time the scan runs without a limit even while programs read, because the comparison of
 # directories with the source (`revalidate`) starts only when the scan is complete [s].
 MOST_S = 120.0
@@ -40,7 +43,7 @@ class ScanPace:
 
     def __init__(self, now_s: float, *, awaits_job: bool) -> None:
         self._until = now_s + MOST_S
-        self._active_until = now_s + IDLE_S if awaits_job else now_s
+        self._active_until = now_s + AWAIT_S if awaits_job else now_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
         # (time [s], number of files filled by that time), for the last AHEAD_S and for one time
@@ -48,6 +51,11 @@ class ScanPace:
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
+        self._awaits_job = awaits_job
+
+    def awaits_open(self, now_s: float) -> bool:
+        """Whether a program is about to begin, and none has opened a file yet."""
+        return self._awaits_job and not self._seen[0] and now_s < self._active_until
 
     def step(
         self,
@@ -81,7 +89,10 @@ class ScanPace:
         self._others += (opens - before[0]) / OPENS_A_NAME
         more_others = int(self._others)
         self._others -= more_others
-        least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0)))) if opens else FIRST
+        if self.awaits_open(now_s):
+            first, self._found = FIRST if self._found < 0 else 0, max(self._found, 0)
+            return first, 0
+        least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0))))
         wanted = max(least, self._soon_filled(now_s, filled, size_bytes)) - waiting
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
             return 0, more_others
