@@ -75,8 +75,16 @@ FIRST_OPEN_MS = 5
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
+# The loop hurries for fills ahead only if programs' opens at the sources take longer than this on
+# average [s]. A local disk answers sooner, and its readers need the processors.
+WORTH_HASTE_S = 100e-6
 # Interval between two checks that the session's files still have their names [s].
 LOOK_S = 0.5
+
+
+def _is_waiting(opens: int, open_s: float) -> bool:
+    """Whether programs wait for the sources, after so many opens that have taken open_s [s]."""
+    return open_s > WORTH_HASTE_S * opens
 
 
 class Daemon:
@@ -281,11 +289,11 @@ class Daemon:
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms], and
-        not beyond the first open of a program that is about to begin. Returns the current
-        count."""
+        not beyond the first opens of a program that is about to begin, if it waits for them.
+        Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._scan_pace.awaits_open(time.monotonic()):
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
-            if rings != rung or self.shared.source_opens()[0]:
+            if rings != rung or _is_waiting(*self.shared.source_opens()):
                 return rings
             wait_ms -= FIRST_OPEN_MS
         return self.shared.wait(rung, wait_ms)
@@ -372,7 +380,8 @@ class Daemon:
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on
         lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
-        self._awaits_names = lacks_names and not self.scanner.scanned
+        is_waiting = _is_waiting(*self.shared.source_opens())
+        self._awaits_names = lacks_names and is_waiting and not self.scanner.scanned
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
