@@ -21,15 +21,14 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
 /* Sleeps until the caller's turn, and returns 1. If the turn would come after `until_ns` [ns of
  * CLOCK_MONOTONIC], takes no turn, and returns 0 without sleeping. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
-    uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED),
-             mine = now;
-    if (p->interval_ns)
-        do {
-            mine = next > now ? next : now;
-            if (mine > until_ns)
-                return 0;
-        } while (!__atomic_compare_exchange_n(&p->next_ns, &next, mine + p->interval_ns, 0,
-                                              __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), mine;
+    do {
+        mine = p->interval_ns && next > now ? next : now;
+        if (mine > until_ns)
+            return 0;
+    } while (p->interval_ns &&
+             !__atomic_compare_exchange_n(&p->next_ns, &next, mine + p->interval_ns, 0,
+                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     struct timespec t = {(time_t)(mine / 1000000000ULL), (long)(mine % 1000000000ULL)};
     while (mine > now && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
         ;

@@ -22,6 +22,7 @@ from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config
 from monarch_py.daemon.control import Control
 from monarch_py.daemon.orphan import IdleWatch, OrphanWatch
+from monarch_py.daemon.scan.pace import AWAIT_S, IDLE_S
 from monarch_py.daemon.server import Daemon
 from monarch_py.daemon.starting import (
     AUTOSTARTED,
@@ -129,7 +130,9 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            daemon = _daemon(config, session, startup, awaits_job=bool(kind))
+            # The program that starts a daemon by itself has opened its first file already.
+            awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
+            daemon = _daemon(config, session, startup, awaits_s=awaits_s)
             if kind == AUTOSTARTED and config.idle_exit_s:
                 watch = IdleWatch(session, daemon, config.idle_exit_s)
             control = _control(daemon, session)
@@ -185,10 +188,10 @@ def _allow_descriptors() -> None:
 
 
 def _daemon(
-    config: Config, session: SessionDir, startup: StartupInfo | None, *, awaits_job: bool
+    config: Config, session: SessionDir, startup: StartupInfo | None, *, awaits_s: float
 ) -> Daemon:
     if startup is None:
-        return Daemon(config, session, awaits_job=awaits_job)
+        return Daemon(config, session, awaits_s=awaits_s)
     scanned = None
     if startup.record is not None:
         with open(startup.record, "rb") as file:

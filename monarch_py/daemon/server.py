@@ -60,8 +60,8 @@ BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
-# How often the loop looks whether the program that `monarch run` has begun has opened its first
-# file, which rings no doorbell [ms].
+# How often the loop looks whether the program of a `monarch run` that has just begun has opened its
+# first file, which rings no doorbell [ms].
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
@@ -93,7 +93,7 @@ class Daemon:
     The constructor raises ConfigError for a plan that cannot be followed, TierError if no tier can
     be used, and OSError if shared memory is full.
 
-    awaits_job : whether a program is about to begin
+    awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
     stays : whether the daemon goes on while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
     at_end : callbacks that stop whatever must stop before the daemon's parts are closed
@@ -107,7 +107,7 @@ class Daemon:
         listener: socket.socket | None = None,
         scanned: Scanned | None = None,
         *,
-        awaits_job: bool = False,
+        awaits_s: float = 0.0,
     ) -> None:
         self.config, self.cluster, self.started = config, cluster, time.monotonic()
         nodes = len(cluster.members) if cluster else 1
@@ -125,7 +125,7 @@ class Daemon:
         except BaseException:
             self._open_tiers.end_unused()
             raise
-        self._scan_pace = ScanPace(time.monotonic(), awaits_job=awaits_job)
+        self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
         # Whether fills ahead need more names than the scan has found, or soon will.
@@ -291,12 +291,17 @@ class Daemon:
         """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms], and
         not beyond the first opens of a program that is about to begin, if it waits for them.
         Returns the current count."""
-        while wait_ms > FIRST_OPEN_MS and self._scan_pace.awaits_open(time.monotonic()):
+        while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
-            if rings != rung or _is_waiting(*self.shared.source_opens()):
+            if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
                 return rings
             wait_ms -= FIRST_OPEN_MS
         return self.shared.wait(rung, wait_ms)
+
+    def _awaits_open(self) -> bool:
+        """Whether the scan waits for the first open of a program that is about to begin."""
+        is_held = not (self._is_urgent or self.scanner.scanned)
+        return is_held and self._scan_pace.awaits_open(time.monotonic())
 
     def _pause_ms(self, quiet: int) -> int:
         """Returns how long the loop may sleep before its next iteration [ms].
@@ -380,8 +385,8 @@ class Daemon:
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on
         lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
-        is_waiting = _is_waiting(*self.shared.source_opens())
-        self._awaits_names = lacks_names and is_waiting and not self.scanner.scanned
+        is_held = not (self._is_urgent or self.scanner.scanned)
+        self._awaits_names = is_held and lacks_names and _is_waiting(*self.shared.source_opens())
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:

@@ -174,8 +174,8 @@ class Tier:
                 with suppress(OSError):
                     make_apart(self.copies)
                 private_directory(self.copies, "choose another mount_point")
+                self.block_bytes = max(os.statvfs(self.copies).f_frsize, 512)
                 self.fd = os.open(self.copies, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                self.block_bytes = max(os.fstatvfs(self.fd).f_frsize, 512)
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -456,8 +456,7 @@ class Tier:
             return
         shutil.rmtree(self.copies, ignore_errors=True)
         with suppress(OSError):  # the file system is read-only by now, or gone
-            # A directory `c.*` is there if a daemon was killed while it created the directory `c`.
-            for path in (*self.root.glob("manifest.sqlite*"), *self.root.glob("c.*")):
+            for path in self.root.glob("manifest.sqlite*"):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)

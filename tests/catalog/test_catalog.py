@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_py.arrays import ENTRY
+from monarch_py.arrays import ENTRY, pointer
 from monarch_py.ipc import word
 from monarch_py.ipc.catalog import Catalog, CatalogReader
 from monarch_py.ipc.session import SessionDir
@@ -301,3 +301,26 @@ def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) ->
         assert lib.monarch_find_stamped(catalog.c, 2, 5, last, stamps[last] + 1, 1) == -1
     assert (int(catalog.c.generation), int(catalog.c.copies_used)) == before
     assert catalog.find_copy(1, 7) == 0
+
+
+@pytest.mark.parametrize("ops_per_s", [0, 1 << 30])
+def test_a_comparison_with_the_source_ends_in_time(
+    catalog: Catalog, tmp_path: Path, ops_per_s: int
+) -> None:
+    """With a limit on its operations, and without one."""
+    (tmp_path / "file").touch()
+    catalog.add(*batch([(0, b"file", 1)]))
+    looks, limit_ns = 300_000, 10_000_000  # more looks than a processor makes in this time
+    ids, found, fresh = (
+        np.zeros(looks, np.uint64),
+        np.zeros(looks, np.uint8),
+        np.zeros(looks, ENTRY),
+    )
+    roots = ffi.new("int32_t[1]", [os.open(tmp_path, os.O_RDONLY)])
+    told = pointer(found), pointer(fresh)
+    compared = lib.monarch_compare(
+        catalog.c, roots, looks, pointer(ids), 2, ops_per_s, limit_ns, *told
+    )
+    os.close(roots[0])
+    assert 0 < compared < looks
+    assert lib.MONARCH_REPLACED in found[:compared]

@@ -20,7 +20,6 @@ from support.session import Session, wait_until
 from monarch_py.daemon.scan.pace import (
     AHEAD_S,
     AWAIT_S,
-    FIRST,
     IDLE_S,
     LEAST,
     LOOK_S,
@@ -47,24 +46,24 @@ def step(pace: ScanPace, now_s: float, **more: int) -> tuple[int, int]:
 
 
 def test_without_programs_all_is_looked_at() -> None:
-    assert step(ScanPace(0.0, awaits_job=False), 0.0) == ALL_NAMES
+    assert step(ScanPace(0.0, awaits_s=0.0), 0.0) == ALL_NAMES
 
 
 def test_a_program_that_is_about_to_begin_is_awaited_for_a_moment() -> None:
-    pace = ScanPace(0.0, awaits_job=True)
-    assert step(pace, 0.1) == (FIRST, 0)
-    assert step(pace, AWAIT_S - 0.1)[0] < FIRST + 1
+    pace = ScanPace(0.0, awaits_s=AWAIT_S)
+    assert step(pace, 0.1) == (0, 0)
+    assert step(pace, AWAIT_S - 0.1) == (0, 0)
     assert step(pace, AWAIT_S) == ALL_NAMES
 
 
 @pytest.mark.parametrize(("size", "least"), [(1, LEAST), (4 << 20, 2), (1 << 30, 1)])
 def test_few_names_of_large_files_are_looked_at_before_any_is_filled(size: int, least: int) -> None:
-    pace = ScanPace(0.0, awaits_job=True)
+    pace = ScanPace(0.0, awaits_s=AWAIT_S)
     assert step(pace, 0.1, opens=8, opened_bytes=size) == (least, 0)
 
 
 def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:
-    pace = ScanPace(0.0, awaits_job=False)
+    pace = ScanPace(0.0, awaits_s=0.0)
     assert step(pace, 0.1, opens=1) != ALL_NAMES
     assert step(pace, IDLE_S, opens=1) != ALL_NAMES
     assert step(pace, 0.1 + IDLE_S, opens=1) == ALL_NAMES
@@ -72,13 +71,13 @@ def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None
 
 
 def test_programs_that_never_stop_do_not_keep_it_for_ever() -> None:
-    pace = ScanPace(0.0, awaits_job=False)
+    pace = ScanPace(0.0, awaits_s=0.0)
     assert step(pace, MOST_S - 0.1, opens=1) != ALL_NAMES
     assert step(pace, MOST_S, opens=2) == ALL_NAMES
 
 
 def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
-    pace = ScanPace(0.0, awaits_job=False)
+    pace = ScanPace(0.0, awaits_s=0.0)
     rate, at = 1000, 0.0
     for turn in range(10):
         at = 0.1 * (turn + 1)
@@ -93,7 +92,7 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
 
 @pytest.mark.parametrize(("size", "more"), [(64 << 10, True), (8 << 20, False)])
 def test_only_small_files_that_end_together_send_it_far_ahead(size: int, more: bool) -> None:
-    pace = ScanPace(0.0, awaits_job=True)
+    pace = ScanPace(0.0, awaits_s=AWAIT_S)
     step(pace, 0.05, opens=1)
     at_once = LEAST // 2
     allowed, _ = step(pace, 0.1, opens=1, filled=at_once, found=1, size_bytes=size)
@@ -101,7 +100,7 @@ def test_only_small_files_that_end_together_send_it_far_ahead(size: int, more: b
 
 
 def test_what_is_being_looked_at_is_not_allowed_again() -> None:
-    pace = ScanPace(0.0, awaits_job=True)
+    pace = ScanPace(0.0, awaits_s=AWAIT_S)
     assert step(pace, 0.01, opens=1, found=5) == (LEAST, 0)
     assert step(pace, 0.02, opens=1, found=5) == (0, 0)
     assert step(pace, 0.03, opens=1, found=6) == (LEAST, 0)
@@ -109,7 +108,7 @@ def test_what_is_being_looked_at_is_not_allowed_again() -> None:
 
 
 def test_other_names_are_few_beside_what_programs_open() -> None:
-    pace = ScanPace(0.0, awaits_job=True)
+    pace = ScanPace(0.0, awaits_s=AWAIT_S)
     others = sum(step(pace, 0.01 * n, opens=3 * n)[1] for n in range(1, 100))
     assert others == 3 * 99 // OPENS_A_NAME
 

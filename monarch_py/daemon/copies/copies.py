@@ -131,7 +131,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies; the first time, a warning says so."""
+        copies; a warning says so, once until copies can be published again."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -143,6 +143,7 @@ class Copies:
                 )
             self._is_index_full = True
             return False
+        self._is_index_full = False
         return True
 
     # --- recording ----------------------------------------------------------------------------

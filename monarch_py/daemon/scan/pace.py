@@ -7,11 +7,9 @@ from monarch_py.scan.walk import ALL_NAMES
 # The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
 # least LEAST names, or fewer if so many files have more than RISING_BYTES. It must not be farther
 # ahead: the kernel caches a file's attributes for only about a second after the scan has requested
-# them, and a fill that begins or ends later has to request them from the source again.
+# them, and a fill that begins or ends later has to request them from the source again. The scan
+# takes names in portions (PORTION in csrc/scan/scan.h), and may exceed the limit by one of them.
 AHEAD_S, LEAST = 0.4, 8
-# Before programs open their first file, its size is unknown, and the scan may examine this many
-# names. Meanwhile it lists the first directories.
-FIRST = 2
 # The rate of fills is measured in each iteration of the loop, which usually takes less time than
 # AHEAD_S, so that the rate rises soon when a job begins to fill many small files. But a few fills
 # of large files that end together also look like a high rate. So the scan stays ahead by at most as
@@ -26,8 +24,8 @@ OPENS_A_NAME = 16
 # If programs have opened nothing at the source and no file was filled ahead for this long, the scan
 # runs without a limit [s].
 IDLE_S = 1.0
-# The same while a program is about to begin: many programs import large packages before they open
-# their first file.
+# The scan examines nothing for this long before a program's first open: many programs import large
+# packages before they open their first file [s].
 AWAIT_S = 10.0
 # After this time the scan runs without a limit even while programs read, because the comparison of
 # directories with the source (`revalidate`) starts only when the scan is complete [s].
@@ -38,12 +36,13 @@ class ScanPace:
     """Keeps the scan from running far ahead of programs. If the scan examines a file long before
     the file is read or filled, the file's attributes are requested from the source twice.
 
-    awaits_job : whether a program is about to begin
+    awaits_s : for how long the scan waits for the first open of a program that is about to begin
+        [s], for example AWAIT_S; 0 if none is
     """
 
-    def __init__(self, now_s: float, *, awaits_job: bool) -> None:
+    def __init__(self, now_s: float, *, awaits_s: float) -> None:
         self._until = now_s + MOST_S
-        self._active_until = now_s + AWAIT_S if awaits_job else now_s
+        self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
         # (time [s], number of files filled by that time), for the last AHEAD_S and for one time
@@ -51,7 +50,7 @@ class ScanPace:
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
-        self._awaits_job = awaits_job
+        self._awaits_job = awaits_s > 0
 
     def awaits_open(self, now_s: float) -> bool:
         """Whether a program is about to begin, and none has opened a file yet."""
@@ -90,8 +89,7 @@ class ScanPace:
         more_others = int(self._others)
         self._others -= more_others
         if self.awaits_open(now_s):
-            first, self._found = FIRST if self._found < 0 else 0, max(self._found, 0)
-            return first, 0
+            return 0, 0
         least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0))))
         wanted = max(least, self._soon_filled(now_s, filled, size_bytes)) - waiting
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
