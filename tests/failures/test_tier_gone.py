@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.draws import cases
 from support.files import Files, Loop, check_all, digest, read_all, same_without
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
@@ -55,7 +54,7 @@ def wait_late(session: Session, files: Files) -> None:
 
 
 @pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
-@pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_directory_of_the_tier_is_removed(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
 ) -> None:
@@ -117,7 +116,7 @@ def test_a_persistent_tier_that_was_never_used_is_in_order(
 
 
 @pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
-@pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_tier_becomes_read_only(
     session_factory: Callable[..., Session],
     tmp_path: Path,
@@ -231,7 +230,7 @@ def test_a_tier_that_is_read_only_at_the_start_is_gone_without(
         assert str(first) in done.stderr
 
 
-@pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 @pytest.mark.parametrize("used_before", [False, True], ids=["new", "used"])
 def test_a_tier_that_is_full_to_the_last_byte_at_the_start(
     session_factory: Callable[..., Session],
