@@ -300,8 +300,10 @@ class Daemon:
 
     def _awaits_open(self) -> bool:
         """Whether the scan waits for the first open of a program that is about to begin."""
-        is_held = not (self._is_urgent or self.scanner.scanned)
-        return is_held and self._scan_pace.awaits_open(time.monotonic())
+        return self._is_scan_paced() and self._scan_pace.awaits_open(time.monotonic())
+
+    def _is_scan_paced(self) -> bool:
+        return not (self._is_urgent or self.scanner.scanned)
 
     def _pause_ms(self, quiet: int) -> int:
         """Returns how long the loop may sleep before its next iteration [ms].
@@ -385,8 +387,8 @@ class Daemon:
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on
         lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
-        is_held = not (self._is_urgent or self.scanner.scanned)
-        self._awaits_names = is_held and lacks_names and _is_waiting(*self.shared.source_opens())
+        is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
+        self._awaits_names = self._is_scan_paced() and lacks_names and is_waiting
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:

@@ -162,7 +162,7 @@ def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])
 def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
-    # Those that are read are still in the daemon's queue.
+    # The files that are read are still in the daemon's queue.
     more = Files(slow.backing).add_many(BEYOND_ENGINE, 10, prefix="g")
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()

@@ -17,7 +17,8 @@
 #include "publish/writer.h"
 #include "scheduler.h"
 
-/* What is written at once: each process has memory of its own for it. */
+/* Bytes of one write. The block is small, because each forked process gets pages of its own for it.
+ */
 #define BLOCK_BYTES 32768
 
 struct site site;

@@ -45,7 +45,7 @@ def loaded(batches: list[list[Path]]) -> Iterator[str]:
 
 
 def exchange(out: Path, step: int, ranks: int, rank: int, said: str) -> bytes:
-    """What all ranks say after this step, in their order."""
+    """The words of all ranks after this step, in the order of the ranks."""
     whole, part = out / f"{step}.{rank}", out / f"{step}.{rank}.part"
     part.write_text(said)
     part.rename(whole)

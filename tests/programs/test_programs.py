@@ -74,7 +74,7 @@ class Run:
     returncode: int
 
 
-# What each reader of readers.py needs beyond Python itself.
+# The modules that each reader of readers.py needs beyond Python itself.
 PYTHON_READERS: dict[tuple[str, ...], str] = {
     (): "open_read,open_lines,os_readv,os_preadv,os_pread_threads,read_seek,dup_shared_offset,"
     "proc_fd_paths "

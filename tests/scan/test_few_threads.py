@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from csrc.building import CSRC, HERE, NATIVE, build_program
 
-# What a scan is made of.
+# The folders of the C files that a scan consists of.
 PLACES = ("shared/", "clients/", "publish/", "scan/")
 
 

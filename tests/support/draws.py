@@ -1,4 +1,4 @@
-"""What a test tries in every run, and what only with --long: cases, sizes, random draws."""
+"""Cases, sizes and random draws: which ones a test tries in every run, and which with --long."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
 assert tf.io.gfile.exists(root + "/train/ant/000.jpg")
 assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
 """
-# Those that look in the most different ways.
+# The scripts that look in the most different ways.
 SHORT = ["image_folder", "exists", "libc's realpath", "rglob", "statvfs"]
 
 

@@ -1,4 +1,4 @@
-"""What fstat says of an open copy whose source file is changed meanwhile (docs/transparency.md)."""
+"""`fstat` of an open copy whose source file is changed meanwhile (docs/transparency.md)."""
 
 from __future__ import annotations
 
