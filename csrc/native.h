@@ -335,14 +335,15 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
 /* A grant is room in tiers, in which the engine itself may order fills of files for which readers
  * or peers wait. This struct is the room of one tier; monarch_engine_grant takes an array of
- * `tiers` such structs. is_part: the tier has more room than is granted. The engine numbers the
- * copies from `first_copy` on, and orders at most MONARCH_PLACED fills. Until the grant ends, only
- * the engine changes the words of entries that are ABSENT or WANTED, and only the engine places
- * copies in these tiers. */
+ * `tiers` such structs. The engine numbers the copies from `first_copy` on, and orders at most
+ * MONARCH_PLACED fills. Until the grant ends, only the engine changes the words of entries that are
+ * ABSENT or WANTED, and only the engine places copies in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
+    uint64_t largest;                  /* size of the largest file that may go here; 0: no limit */
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
-    uint32_t is_part, unused;
+    uint32_t is_part;                  /* whether the tier has more room than is granted */
+    uint32_t is_staging;               /* whether this is the staging area */
 };
 enum { MONARCH_PLACED = 1024 };
 struct monarch_placed {
@@ -356,13 +357,14 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
 /* Ends the grant. Writes the fills that the engine ordered under it to `out`, which has room for
  * MONARCH_PLACED of them, and returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* The home of a file, where nodes share files: whether this node keeps the file, and the peers that
- * a fill of the file asks (-1: none). monarch_engine_homes tells the engine the homes of `n` files.
- * From the first call on, the engine itself orders fills only of files whose homes it was told;
- * Python must order all other fills. Returns 0, or -1 if memory is exhausted. */
+/* The home of a file, where nodes share files. monarch_engine_homes tells the engine the homes of
+ * `n` files. From the first call on, the engine itself orders fills only of files whose homes it
+ * was told; Python must order all other fills. Returns 0, or -1 if memory is exhausted. */
+enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
-    int16_t asked_first, asked_then;
-    uint16_t is_kept;
+    int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
+    uint16_t storage; /* an enum monarch_storage: where this node keeps its copy of the file */
+    uint16_t giver;   /* number of the peer that gave the whole file, plus 1; the caller passes 0 */
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);

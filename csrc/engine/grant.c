@@ -25,12 +25,15 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If a
+/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
+ * that this node does not keep goes into the staging area, every other file into another tier. If a
  * tier's granted room is too small, but only part of the tier's room is granted, the file may still
  * fit into this tier. So later tiers are not tried then. */
-static int take_room(struct grant *g, uint64_t size) {
+static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
+        if ((int)room->is_staging != is_staged || (room->largest && size > room->largest))
+            continue;
         uint64_t blocks = (size + room->block_bytes - 1) / room->block_bytes;
         uint64_t need = blocks * room->block_bytes + room->entry_bytes;
         if (need <= room->bytes && room->inodes) {
@@ -44,16 +47,17 @@ static int take_room(struct grant *g, uint64_t size) {
     return -1;
 }
 
-/* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 1. Returns 0 if this node does not keep the file, or if Python has not said whether it
- * does. */
-static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
+/* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py),
+ * and marks the peer that is known to have the whole file. Returns where this node keeps the
+ * file. */
+static enum monarch_storage find_home(const struct pool *p, uint64_t id,
+                                      int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;
     if (!g->home)
-        return 1;
-    if (id >= g->homes || !g->home[id].is_kept)
-        return 0;
+        return MONARCH_IN_TIERS;
+    if (id >= g->homes || g->home[id].storage == MONARCH_NOT_TOLD)
+        return MONARCH_NOT_TOLD;
     asked[0] = g->home[id].asked_first;
     asked[1] = g->home[id].asked_then;
     if (asked[0] >= 0 && asked[1] >= 0) {
@@ -64,7 +68,15 @@ static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_AS
             asked[1] = owner;
         }
     }
-    return 1;
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        if (asked[i] >= 0 && asked[i] + 1 == g->home[id].giver)
+            asked[i] += MONARCH_HAS_IT;
+    return g->home[id].storage;
+}
+
+void monarch_note_giver(struct pool *p, const struct monarch_result *fill) {
+    if (fill->status == MONARCH_DONE && fill->giver >= 0 && fill->id < p->grant.homes)
+        p->grant.home[fill->id].giver = (uint16_t)(fill->giver + 1);
 }
 
 static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
@@ -86,9 +98,11 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
     /* A copy's number in the word belongs to an older copy, which must be removed first. */
-    if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word) || !find_home(p, id, asked))
+    if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
-    int tier = take_room(g, e->size);
+    enum monarch_storage storage = find_home(p, id, asked);
+    int tier =
+        storage == MONARCH_NOT_TOLD ? -1 : take_room(g, e->size, storage == MONARCH_IN_STAGING);
     if (tier < 0)
         return NULL;
     struct job *job =
@@ -217,7 +231,7 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
 static unsigned home_of(const struct monarch_home *home) {
     if (home->asked_first >= 0)
         return MONARCH_OF_OTHERS;
-    return home->is_kept ? MONARCH_OWN : 0;
+    return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
 /* Writes into the catalog, where programs see it too, whether this node fills each file from the

@@ -8,6 +8,9 @@
  * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
  * fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
+/* Notes which peer gave the whole of a file. Fills of that file count in the peer's flow from then
+ * on: the peer need not wait for the source. The caller holds the pool's lock. */
+void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Goes through the demands that the thread has noted because their files have no order
  * (me->unordered). Orders fills of these files as far as the grant allows, and leaves all others to
  * Python. The caller holds no lock. */

@@ -22,8 +22,8 @@ struct grant {
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
     uint64_t next_copy;                          /* number of the next copy */
-    /* For each entry, whether this node keeps the file, and the peers that its fill asks. NULL:
-     * this node is alone and keeps every file. */
+    /* For each entry, where this node keeps the file, and the peers that its fill asks. NULL: this
+     * node is alone and keeps every file in its tiers. */
     struct monarch_home *home;
     uint64_t homes;
     /* Fills that the engine has ordered since Python last took this list. */

@@ -60,6 +60,8 @@ static void push_result(struct pool *p, struct job *job) {
     unsigned free_before = p->free_slots;
     if (job->result.is_published)
         monarch_free_slot(p, job);
+    if (job->result.kind == MONARCH_FILL)
+        monarch_note_giver(p, &job->result);
     monarch_push(&p->done, job);
     int rings = rings_for(p, job), ends_rest = 0;
     p->rung |= rings;

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
 # Places are numbered: SOURCES means all sources together, n + 1 means node n.
@@ -63,6 +64,16 @@ class Routing:
                 asked[at] = PFS
                 chosen += 1
         return chosen
+
+    def sure_bytes(self) -> int:
+        """Returns the size up to which every node brings a file within NOTICED_S, so that no file
+        of that size comes from the source if a node has it [bytes]."""
+        least = float(LARGEST)
+        for node, queue in enumerate(self.queues.tolist()):
+            rate = self.rate(node + 1, min(queue + 1, self.node_threads))
+            if rate is not None:
+                least = min(least, NOTICED_S * rate / (1 + queue / self.node_threads))
+        return int(least)
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
         """Whether the second of two nodes is faster. False if the first node was not asked for a

@@ -137,14 +137,18 @@ class Engine:
         first_copy: int = 1000,
         is_part: bool = False,
         meets: int = 0,
+        staged_bytes: int = 0,
     ) -> None:
         """is_part : of more room that each tier has;  meets : sources of which files may be taken
-        into the catalog, as bits"""
+        into the catalog, as bits;  staged_bytes : if positive, the last room is that of the staging
+        area, for files of at most this size"""
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
             given["is_part"] = is_part
+        if staged_bytes:
+            granted[-1]["is_staging"], granted[-1]["largest"] = 1, staged_bytes
         where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 

@@ -243,7 +243,7 @@ def homes(engine: Engine, ids: list[int], *, is_kept: bool, asked: int = -1) -> 
     entries = np.array(ids, dtype=np.uint64)
     said = np.zeros(len(ids), dtype=HOME)
     said["asked_first"], said["asked_then"] = asked, -1
-    said["is_kept"] = is_kept
+    said["storage"] = lib.MONARCH_IN_TIERS if is_kept else lib.MONARCH_IN_STAGING
     pointers = pointer(entries), pointer(said)
     assert lib.monarch_engine_homes(engine.c, len(ids), *pointers) == 0
 
@@ -269,12 +269,41 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    for entry in (2, 1, 3):  # 1 and 3: nothing is known of them
+    # File 2 is to be staged, and no room of a staging area is granted. Nothing is known of files 1
+    # and 3.
+    for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
         assert state(engine, entry) == State.ABSENT
         engine.end_grant()
         engine.grant(PLENTY)
+
+
+def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, [SIZE, SIZE, SIZE + 1, SIZE], tiers=2)
+    try:
+        homes(engine, [0, 1, 2], is_kept=False)
+        homes(engine, [3], is_kept=True)
+        nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
+        area = TierRoom(2 * NEED, 1000, BLOCK_BYTES, ENTRY_BYTES)
+        engine.grant(PLENTY, area, staged_bytes=SIZE)
+        engine.ask(0)
+        await_copy(engine, 0)
+        engine.ask(2)  # larger than what may be staged without the loop
+        await_left(engine)
+        assert state(engine, 2) == State.ABSENT
+        engine.ask(3)
+        await_copy(engine, 3)
+        placed = engine.end_grant()
+        assert placed["id"].tolist() == [0, 3]
+        assert placed["tier"].tolist() == [1, 0], "what is kept does not go into the area"
+        engine.grant(nothing, area, first_copy=2000, staged_bytes=SIZE)
+        engine.catalog.set_state(one(3), State.ABSENT)
+        engine.ask(3)
+        await_left(engine)
+        assert state(engine, 3) == State.ABSENT
+    finally:
+        engine.close()
 
 
 # --- when the loop is late, and when the catalog grows --------------------------------------------

@@ -117,6 +117,35 @@ def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() ->
     assert chosen() == [OTHER, PEER + HAS_IT]
 
 
+@given(st.sampled_from([0.02, 1, 100]), st.integers(0, 100), st.integers(1, 4 << 20))
+def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
+    rate_mb: float, queue: int, size: int
+) -> None:
+    site = Site()
+    site.has()
+    site.measured(SOURCES, 1e6 * MB)
+    for readers in (1, 2, 4, 8, 16):
+        site.measured(PEER + 1, rate_mb * MB, readers)
+    site.queue = queue
+    site.choice()  # the node was asked just now, and need not be tried
+    if size <= site.places.sure_bytes():
+        assert site.choice(size=size) == [PEER + HAS_IT]
+    elif size > 2 * site.places.sure_bytes() and size <= site.block_bytes:
+        assert site.choice(size=size) == [NOBODY]
+
+
+def test_the_sure_size_follows_what_is_measured_and_the_setting() -> None:
+    site = Site()
+    assert site.places.sure_bytes() > 1 << 40, "nothing is known of any node"
+    site.measured(PEER + 1, 10 * MB)
+    assert site.places.sure_bytes() == pytest.approx(1 * MB), "0.1 s"
+    site.measured(PEER + 1, 1 * MB, seconds=100)
+    assert site.places.sure_bytes() == pytest.approx(0.1 * MB)
+    always = Site(chooses=False)
+    always.measured(PEER + 1, 1 * MB)
+    assert always.places.sure_bytes() > 1 << 40
+
+
 def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     site = Site()
     site.measured(SOURCES, 100 * MB)

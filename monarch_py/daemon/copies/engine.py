@@ -192,11 +192,15 @@ class Engine:
         entries = pointer(ids, np.uint64)
         lib.monarch_engine_submit(*whose, kind, in_use, n, entries, *places, expected, asked)
 
-    def grant(self, rooms: list[TierRoom], first_copy: int, meets: int) -> None:
+    def grant(
+        self, rooms: list[TierRoom], first_copy: int, meets: int, *, staged_bytes: int = 0
+    ) -> None:
         """Lets the engine order fills by itself, for files that a reader waits for and that have no
         order yet. The engine places them by first fit into `rooms`. Until `end_grant`, no other
         part may set words of entries that are ABSENT or WANTED, or place anything in these tiers.
 
+        staged_bytes : if positive, the last room is that of the staging area, for files of at most
+            this size [bytes] that this node does not keep
         first_copy : the number of the first copy that the engine makes; the engine may use
             MONARCH_PLACED numbers from this one on
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
@@ -207,6 +211,8 @@ class Engine:
             given["is_part"] = room.free_bytes > GRANT_BYTES
             given["inodes"] = max(room.free_inodes, 0)
             given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
+        if staged_bytes > 0:
+            granted[-1]["is_staging"], granted[-1]["largest"] = 1, staged_bytes
         where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
@@ -222,11 +228,11 @@ class Engine:
         to Python every file that no call has named. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
-        keeps : (n,) whether this node keeps the file
+        keeps : (n,) whether this node keeps the file in its tiers; it stages all others
         """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
-        homes["is_kept"] = keeps
+        homes["storage"] = np.where(keeps, lib.MONARCH_IN_TIERS, lib.MONARCH_IN_STAGING)
         where = pointer(homes)
         if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
             raise MemoryError("no memory for the table of the nodes that hold each file")

@@ -134,7 +134,20 @@ class Filler:
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
         meets = 0 if self.nodes is not None else self.scanner.met_by_engine
-        self.engine.grant(self.rooms() if may else [], self._next_copy, meets)
+        rooms = self.rooms() if may else []
+        area = self.staging.tier
+        staged_bytes = self._staged_bytes() if may and area and area.usable else 0
+        if staged_bytes and area:
+            rooms.append(area.room())
+        self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
+
+    def _staged_bytes(self) -> int:
+        """Returns the largest size of a file that the engine may stage by itself [bytes], 0 if it
+        may stage none: if the filler might choose the source for a larger file, or while files wait
+        for room, which have the first claim to it."""
+        if self.routes is None or self.requests.has_put_off:
+            return 0
+        return self.routes.sure_bytes()
 
     # --- orders ------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ and the source (NoPFS 4) only if a node is known to have the whole file: because
 the whole file before, or because all nodes are past the file's first use in a plan.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,12 +20,16 @@ from monarch_py.native import lib
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.status import PeerStatus
 from monarch_py.policies.node import NOBODY
+from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
 # time. A peer that is asked alone gets two thirds of them; the rest is kept for the peer that is
 # asked next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
+
+# How long a result of `RouteChooser.sure_bytes` is used [s].
+SURE_S = 0.2
 
 Asked = Int32s
 
@@ -51,6 +56,7 @@ class RouteChooser:
         self.chosen = 0
         self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
         self._tried: dict[int, float] = {}  # when each place (see `of`) was last chosen [s]
+        self._sure_bytes, self._sure_until = 0, -math.inf
 
     @classmethod
     def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
@@ -102,6 +108,14 @@ class RouteChooser:
         if has.any():
             self.chosen += self._routing().choose(asked, has, sizes, due_s)
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
+
+    def sure_bytes(self) -> int:
+        """Returns the size up to which `choose` takes a node, and not the source, for every file
+        that is needed at once [bytes]."""
+        now = self._clock()
+        if self.chooses and now >= self._sure_until:
+            self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S
+        return self._sure_bytes if self.chooses else int(LARGEST)
 
     def _routing(self) -> Routing:
         engine, throughput = self._engine, self._throughput
