@@ -25,20 +25,22 @@
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* digits of a copy's name, its zero-padded hexadecimal number */
 
-/* Most files that can have a bit in `wanted` (16 Mi). A file whose entry is numbered 16 Mi or
- * higher is always read from the source. */
+/* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
+ * is numbered 16 Mi or higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Most entries, of all kinds: a slot of the index has 25 bits for an entry's number + 1. */
+/* Maximum number of entries of all kinds. A slot of the index has 25 bits for an entry's number +
+ * 1. */
 #define MONARCH_MAX_ENTRIES 33554431
-/* Most bytes of the pool of paths: a slot has 31 bits for a position, in units of 16 bytes. */
+/* Maximum size of the pool of paths [bytes]. A slot has 31 bits for a position in the pool, in
+ * units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
-/* Bits of the changed filter, a Bloom filter with two bits per file. After 100,000 changed files,
- * one in 7,000 of the unchanged files looks changed too; such a file is read from the source, which
- * costs time only. */
+/* Number of bits of the changed filter, a Bloom filter in which each changed file has two bits.
+ * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
+ * is read from the source, which costs time only. */
 #define MONARCH_FILTER_BITS 16777216
-/* Bits of the changed filter that one bit of the coarse filter summarizes. The coarse filter (8
- * KiB) stays in a core's first-level cache, so that checking an unchanged file costs no cache miss
- * in the large filter. */
+/* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
+ * filter (8 KiB) stays in a core's first-level cache, so that checking an unchanged file costs no
+ * cache miss in the large filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
@@ -64,8 +66,8 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Most readers that can wait for units at the same time. Any further reader reads from the
- * source. */
+/* Maximum number of readers that can wait for units at the same time. Any further reader reads from
+ * the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -117,10 +119,10 @@ struct monarch_filesystem {
 };
 
 struct monarch_source {
-    /* Device and inode of the root directory. A process that finds other numbers at the path is in
-     * another mount namespace, or has another root directory. */
+    /* Device and inode of the directory `path`. A process that finds other numbers at `path` runs
+     * in another mount namespace or under another chroot. */
     uint64_t dev, ino;
-    uint64_t up_ino; /* inode number that a listing of the root shows for ".." */
+    uint64_t up_ino; /* inode number that a listing of `path` shows for ".." */
     struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
@@ -146,7 +148,7 @@ struct monarch_control {
     uint32_t owner; /* user id */
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
-    uint32_t fill_on_open; /* 1: an open asks for the file's copy */
+    uint32_t fill_on_open; /* 1: an open of a file requests its copy */
     /* The share of a file that programs must have requested before the file is filled
      * [1 / MONARCH_SHARES]. */
     uint32_t fill_after;
@@ -155,29 +157,30 @@ struct monarch_control {
      * programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: each such call asks the source, and
-     * so does each open of a copy, to check that the file is still the one that was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
+     * Each open of a copy then first checks at the source that the file is still the one that was
+     * copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
-    /* Atomic: a bit per source. The bit is set if reading a small file from the source takes less
-     * time than a wait for its copy would, because the source is a local disk or its files are in
-     * the page cache. */
+    /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
+     * in less time than it would wait for the copy. Such a source is a local disk, or its files are
+     * in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
-     * the page cache. The daemon would then have to read again what a program has read, so programs
-     * do not hand such files over. */
+     * the page cache. After a program has read such a file, the daemon would have to read it from
+     * the source again. So programs do not hand such files over. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     uint64_t pids;   /* inode of its pid namespace; 0: unknown */
-    /* How long the catalog may answer calls for attributes, counted from the beginning of the last
-     * comparison of the directories with the source [ns]. */
+    /* For how long the catalog may answer calls for attributes after a comparison of the
+     * directories with the source has begun [ns]. */
     uint64_t revalidate_ns;
     /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
     uint64_t compared_ns;
@@ -204,10 +207,10 @@ struct monarch_entry {
     /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: first 1 +
-     * the number of names that the scan found in it; after monarch_catalog_list, the listing of
-     * these names. Both are 0 if not all names are known, or if the directory changed during the
-     * scan. */
+    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
+     * number of names that the scan found in it, until monarch_catalog_list replaces that number by
+     * the listing of these names. The field is 0 if not all names are known, or if the directory
+     * changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -228,7 +231,7 @@ struct monarch_catalog {
     uint64_t generation;
     uint64_t bytes;    /* size of the whole segment */
     uint64_t capacity; /* entries */
-    uint64_t count;    /* atomic: number of entries that readers may look at */
+    uint64_t count;    /* atomic: number of entries that readers may read */
     uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
@@ -236,8 +239,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set if, in that tier, the copies that this daemon made are stamped and all
-     * older copies are not */
+    /* a bit per tier; set if the tier's copies by this daemon are stamped, and its older copies are
+     * not */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because a file's entry has another number in
      * each daemon's catalog */
@@ -258,7 +261,7 @@ struct monarch_scan_hint {
 
 /* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
  * unit can be read from the copy. A reader relies on a bit only if the slot's word identifies this
- * copy both before and after it reads the bit. */
+ * copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
@@ -302,8 +305,8 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* For one rank, two sums of the sizes of files: of all files that its processes have opened, and of
- * those opened files that should have had a copy but had none yet. */
+/* Two sums of file sizes for one rank. `opened_bytes` sums all files that the rank's processes have
+ * opened. `missed_bytes` sums those of them that should have had a copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -349,8 +352,8 @@ struct monarch_clients {
     /* The bells of both ways. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* The sum of the daemon's progress counters that a client saw when it gave up waiting; 0: no
-     * client has given up. While the sum still has this value, the daemon makes no progress, and no
+    /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
+     * has given up. While the counters still have this sum, the daemon makes no progress, and no
      * process waits for the daemon. */
     uint64_t silent_at;
     /* 1: a client needed attributes, but the last comparison with the source was too long ago */
@@ -557,9 +560,9 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
 /* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
- * of its names. The names are consecutive there, in the order of the source's listing. A value of 0
- * instead means that there is no listing, because not all names are known or the directory has
- * changed. */
+ * of its names. In `names`, the directory's names are consecutive, in the order of the source's
+ * listing. If not all names are known, or the directory has changed, the field has 0 instead of a
+ * listing. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
