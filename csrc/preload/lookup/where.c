@@ -58,8 +58,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because its `place` needs much stack space, and few calls come
- * here. */
+/* This is a separate function, because its `place` takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     struct monarch_place place;
