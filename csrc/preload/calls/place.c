@@ -25,9 +25,9 @@ PUBLIC int chroot(const char *path) {
     return r;
 }
 
-/* With CLONE_NEWNS, later mounts concern this process alone and the library does not see them, so
- * it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread gets a root
- * directory of its own. */
+/* With CLONE_NEWNS, the process gets its own mounts. The library does not see later changes of
+ * these mounts, so it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread
+ * gets a root directory of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))

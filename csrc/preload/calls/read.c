@@ -25,7 +25,7 @@
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
-/* Most bytes that the kernel moves in one call. */
+/* Maximum number of bytes that the kernel moves in one call. */
 #define MOST 0x7ffff000UL
 
 /* --- which file ------------------------------------------------------------------------------- */
@@ -104,7 +104,8 @@ static int is_coming(const struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Reads the beginning of the range [w->at, w->at + w->n), which lies within the file, from the
- * copy. Returns the number of bytes; the caller reads the rest from the source. */
+ * copy. Returns the number of bytes read; the caller reads the following bytes of the range from
+ * the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -144,8 +145,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
-/* Result of a read whose descriptor another thread has closed, or replaced by one of another
- * file. */
+/* Result of a read during which another thread has closed the descriptor, or has made it refer to
+ * another file. */
 #define OTHER_FILE (-2)
 
 /* Opens the source's file by its name, for the library's own use, because another thread has closed
@@ -281,12 +282,13 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them,
- * because several threads or processes may read at that offset at the same time. The claimed range
- * is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because
- * the descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or all bytes up to its end if these are fewer. Moves the
+ * offset past the claimed bytes, so that other threads and processes that read at this offset get
+ * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed: the
+ * offset is at the end of the file, or the descriptor may belong to another file by now. tracked:
+ * the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The result is also -1 if the offset would become too large. The kernel moves the offset
+    /* The seek also fails if the offset would become too large. The kernel moves the offset
      * atomically, even for processes that share the offset but have their own table of
      * descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
@@ -426,9 +428,9 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* A copy is opened and closed by raw system calls, because open is a cancellation point while mmap
- * is not. Under ThreadSanitizer, libc's functions are used instead, because ThreadSanitizer follows
- * descriptors by the calls of these functions. */
+/* A copy is opened and closed by raw system calls. Libc's open is a cancellation point, and mmap
+ * must not be one. Under ThreadSanitizer, libc's functions are used instead, because
+ * ThreadSanitizer follows descriptors by the calls of these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -517,8 +519,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* If an older mapping is still registered at these addresses, it was removed by a system call
-     * that the library did not see. */
+    /* An older mapping may still be registered at these addresses, if a system call that the
+     * library did not see has removed it. It is forgotten now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;
