@@ -26,7 +26,7 @@
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
-/* Most digits of the number in a socket's name. */
+/* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
@@ -292,8 +292,8 @@ static uint64_t offset_of(int fd) {
 }
 
 /* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file decides: if all reads were sequential, it ends at
- * the offset that equals the number of bytes read so far. For a small file, the result is 0,
+ * the read that completes 1 / PART of the file decides. If all reads were sequential, this read
+ * ends at an offset equal to the number of bytes read so far. For a small file, the result is 0,
  * because the program is assumed to read the file completely. bytes: number of bytes that were read
  * so far, including this read. n: number of bytes of this read. end: the offset where this read
  * ended, or -1 for a read at the descriptor's own offset. */
