@@ -1,4 +1,5 @@
-/* Attaches the process to a daemon's session, at load, and again when daemons end and start. */
+/* Attaches the process to a daemon's session when the library is loaded, and to a newer session
+ * once another daemon has started. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +30,8 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Fills in `s`, a new session that no other thread has seen yet: takes over the mapped segment
- * `control`, and maps the segment of the clients. Returns 0 if the segment of the clients cannot be
- * used. */
+/* Fills in `s`, a new session that no other thread has seen yet. Takes over the mapped segment
+ * `control`, and maps the segment `clients`. Returns 0 if the segment `clients` cannot be used. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);

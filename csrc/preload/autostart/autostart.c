@@ -173,11 +173,12 @@ static uint64_t confinement(void) {
 }
 
 /* Whether this process may start another process: whether its user, group, root directory and
- * namespaces are still those at load. If they are not, the daemon would be confined as this process
- * is, and of little use to other processes. Two more cases are excluded. A process that adopts
- * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait would report
- * the daemon. And after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the
- * first process of the new namespace, and its end would kill all other processes there. */
+ * namespaces are still those at load. If they have changed, a daemon started now would be as
+ * confined as this process, and so of little use to other processes. Two more cases are excluded. A
+ * process that adopts orphans (pid 1 or a subreaper) would get the daemon as its child, and its own
+ * wait would report the daemon. And after unshare(CLONE_NEWPID), the intermediate process
+ * (launch.c) would be the first process of the new namespace, and its end would kill all other
+ * processes there. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -244,7 +245,7 @@ static void launch(struct plan *p) {
     monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
 }
 
-/* Returns 1 if no start is allowed now. Then it also postpones the next attempt. */
+/* Whether no start is allowed now. If none is allowed, postpones the next attempt. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -324,8 +325,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Checks at intervals whether the allowed starts are used up; if so, opened files need not be
- * examined. */
+/* Checks at intervals whether the allowed starts are used up. While they are, the caller need not
+ * examine opened files. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -427,9 +428,9 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the starter is needed although there is a session, because the session's daemon was
- * killed or must learn of a new source. A daemon that starts removes the records of all settings
- * but its own. So if there is a record for this process's setting, the daemon knows the sources of
- * this setting. */
+ * killed or must learn of a new source. When a daemon starts, it removes the records of all
+ * settings except its own setting. So if there is a record for this process's setting, the daemon
+ * knows the sources of this setting. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

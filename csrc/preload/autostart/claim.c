@@ -7,10 +7,10 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* How many of the latest starts have their times stored in the session's file `starts`. */
+/* The session's file `starts` stores the times of this many latest starts. */
 #define STARTS 3
 /* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
- * again at most twice within it. */
+ * again at most twice within this time. */
 #define WITHIN_NS 600000000000ULL
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
@@ -25,9 +25,9 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that only this user can access, and creates it if there is none. The path may
- * lead through a link only inside a directory that is already known to be the user's own, where
- * nobody else can create links. */
+/* Opens a directory that only this user can access, and creates it if there is none. At the first
+ * step (dir = AT_FDCWD), the last component must not be a link. In a later step, `dir` is already
+ * known to be the user's own directory, in which nobody else can create links. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);

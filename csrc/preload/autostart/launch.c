@@ -22,8 +22,8 @@
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
 /* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
- * one of the other two still uses its memory, the memory stays allocated until that process has
- * left it. */
+ * one of the two new processes still uses its memory, the memory stays allocated until the new
+ * process has left it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096

@@ -7,8 +7,8 @@
 #include "preload/process/attributes.h"
 
 /* These functions record that a file has changed, so that its copy is no longer served. A file that
- * is not on a source's device is not recorded; monarch_changed_path returns whether the file is on
- * such a device. monarch_changed_tree is for renamed directories. */
+ * is not on a source's device is not recorded. monarch_changed_path returns whether the file is on
+ * a source's device. monarch_changed_tree is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
@@ -22,9 +22,9 @@ const char *monarch_path_to_change(int dir, const char *path, int follow, char *
 /* Like monarch_path_to_change, for a call on the descriptor `fd`. Returns NULL if `fd` is not a
  * descriptor of a copy; the call then uses `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);
-/* monarch_is_copy returns whether `fd` is a descriptor of a copy; monarch_leads_to_copy, whether
- * the path leads to a copy (by the name of a descriptor in /proc or /dev). If so, `real` gets the
- * path of the source's file, as in monarch_path_to_change. No change is recorded. */
+/* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
+ * whether the path leads to a copy: it then names a descriptor in /proc or /dev. For a copy, `real`
+ * gets the path of the source's file, as in monarch_path_to_change. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
 /* Like monarch_leads_to_copy, but first compares the beginning of the path, which rules out nearly

@@ -217,8 +217,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares the open file of `fd`. Calls it
- * for none if the kernel cannot compare descriptors (kcmp). */
+/* Calls act for each other descriptor of this process that shares the open file of `fd`. If the
+ * kernel cannot compare descriptors (kcmp), does not call act at all. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -238,9 +238,9 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file.
- * Errors are those of monarch_backing_fd. This reserves the number before the file is opened for
- * reading. An O_PATH descriptor is used, because closing it later ends no locks. */
+/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file. The
+ * number is thus reserved before the file is opened for reading. On failure, returns -1 or -2 like
+ * monarch_backing_fd. An O_PATH descriptor is used, because closing it later ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -254,8 +254,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file behind the copy's descriptor `fd`, at a high descriptor number. Errors
- * are those of monarch_backing_fd. */
+/* Opens the source's file of the copy that is open as `fd`, at a high descriptor number. On
+ * failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -272,7 +272,7 @@ static int open_backing(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* Returns the existing backing descriptor of `fd`, or a new one. Errors are those of
+/* Returns the existing backing descriptor of `fd`, or a new one. On failure, returns -1 or -2 like
  * monarch_backing_fd. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
@@ -323,8 +323,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, a duplicate is not replaced and stays a descriptor of the
-     * copy, because its number may belong to another file by now. */
+    /* In a process with several threads, the duplicates stay descriptors of the copy: another
+     * thread may close a duplicate at any time, and its number may then belong to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

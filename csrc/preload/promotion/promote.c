@@ -15,8 +15,8 @@
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
  * open file. That close drops the process's POSIX locks on the file, and takes long if the source
  * asks its server (flush). So a thread that is about to lock the file waits for the close. A slot
- * holds the process's pid << 40 | a hash of the file. A slot is free if it is 0, or if its pid is
- * that of an ancestor, from which this process has inherited the slot by a fork. */
+ * holds the process's pid << 40 | a hash of the file. A slot is free if it is 0. It is also free if
+ * it holds another process's pid: this process has then inherited the slot by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
