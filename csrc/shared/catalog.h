@@ -47,17 +47,17 @@
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Slots of `look` in struct monarch_clients. Directories that share a slot overwrite each other's
- * time of the last check, so they are checked more often. */
+/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, each
+ * overwrites the time of the other's last check, so both are checked more often. */
 #define MONARCH_LOOKS 16384
-#define MONARCH_MAX_PEERS 4096 /* nodes of a session */
-#define MONARCH_ASKED 2        /* peers that a fill asks before the source */
+#define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
+#define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
 /* Ranks of a node that are counted and served separately. Number 0 stands for all processes that
  * belong to no rank. */
 #define MONARCH_RANKS 128
 
-/* Slots for claims. A claim says that a program is reading a file at the source. If two files share
- * a slot, the later claim replaces the earlier one. */
+/* Number of slots for claims. A claim says that a program is reading a file at the source. If two
+ * files share a slot, the later claim replaces the earlier one. */
 #define MONARCH_CLAIMS 65536
 
 /* The unit in which a copy is filled [bytes]. A reader can read each unit as soon as it is filled.
@@ -142,7 +142,7 @@ struct monarch_control {
     uint32_t pid;
     uint32_t off; /* 1: Monarch is switched off: an administrator's switch file exists */
     uint64_t heartbeat;
-    uint64_t generation; /* of the current catalog; 0: there is none yet */
+    uint64_t generation; /* generation of the current catalog; 0: there is none yet */
     uint32_t scanned;    /* 1: every source has been scanned once */
     uint32_t sources, tiers;
     uint32_t owner; /* user id */
@@ -152,8 +152,8 @@ struct monarch_control {
     /* The share of a file that programs must have requested before the file is filled
      * [1 / MONARCH_SHARES]. */
     uint32_t fill_after;
-    /* Size of the largest file that a program may hand over: the program reads the file at the
-     * source, and the daemon then makes the copy through the program's descriptor [bytes]. 0:
+    /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
+     * at the source, and the daemon then makes the copy through the program's descriptor. 0:
      * programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
@@ -178,7 +178,7 @@ struct monarch_control {
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
-    uint64_t pids;   /* inode of its pid namespace; 0: unknown */
+    uint64_t pids;   /* inode of the daemon's pid namespace; 0: unknown */
     /* For how long the catalog may answer calls for attributes after a comparison of the
      * directories with the source has begun [ns]. */
     uint64_t revalidate_ns;
@@ -273,7 +273,7 @@ struct monarch_fills {
     uint64_t magic;
     uint64_t units;     /* atomic: units filled so far, which shows readers that the daemon works */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
-    /* atomic: word of the entry whose FILLING copy has this slot; 0: the slot is free */
+    /* atomic: word of the FILLING entry that uses this slot; 0: the slot is free */
     uint64_t word[MONARCH_FILL_SLOTS];
     struct monarch_fill fill[MONARCH_FILL_SLOTS];
 };
@@ -306,7 +306,8 @@ struct monarch_bell {
 };
 
 /* Two sums of file sizes for one rank. `opened_bytes` sums all files that the rank's processes have
- * opened. `missed_bytes` sums those of them that should have had a copy but had none yet. */
+ * opened. `missed_bytes` sums only the opened files that should have had a copy but had none
+ * yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -521,8 +522,8 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
 
 /* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
  * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up then reads both the entry and the path. The slot has the positions of
- * both, so that the two cache misses overlap. */
+ * the entry + 1. A look-up reads the slot, and then both the entry and the path. The slot has the
+ * positions of both, so that their cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -561,8 +562,8 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
 
 /* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
  * of its names. In `names`, the directory's names are consecutive, in the order of the source's
- * listing. If not all names are known, or the directory has changed, the field has 0 instead of a
- * listing. */
+ * listing. A directory has 0 instead of a listing if not all its names are known, or if the
+ * directory has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -616,8 +617,8 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
  * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
- * the entry's word, of which only the tier and the number of the copy are valid; or 0 if the entry
- * has no copy. */
+ * 0 if the entry has no copy. Otherwise it gets the entry's word, in which only the tier and the
+ * number of the copy are valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);

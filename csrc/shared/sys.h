@@ -1,5 +1,5 @@
-/* System calls without libc. These functions return -errno and leave errno alone, are no
- * cancellation points, need no symbol of libc, and cannot re-enter the interposed functions. */
+/* System calls without libc. On failure, these functions return -errno, and leave errno alone. They
+ * are no cancellation points, need no symbol of libc, and never call an interposed function. */
 #pragma once
 
 #include <fcntl.h>

@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* After an attempt that has found no interpreter, the pause is this long instead [ns]. After an
- * attempt that has found that no start is allowed yet, the pause lasts until a start is allowed,
- * but at most this long. */
+/* After an attempt that has found no interpreter, the pause is this long instead [ns]. If an
+ * attempt has found that no start is allowed yet, the pause lasts until a start is allowed, but at
+ * most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, there is no other sign. */
@@ -34,8 +34,8 @@
 
 uint32_t monarch_autostart;
 
-/* The state of autostart in this process, set up when the library is loaded. It is in memory pages
- * of its own, which are allocated only if autostart is requested. */
+/* The state of autostart in this process, set up when the library is loaded. Its memory is
+ * allocated only if autostart is requested. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
     /* the result of confinement() at load */
@@ -43,8 +43,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: pid of the process in which a thread makes an attempt and uses the fields below; 0:
-     * none. */
+    /* Atomic: pid of the process in which a thread makes an attempt; 0: there is no attempt. Only
+     * that thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -158,8 +158,8 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Returns a checksum of the lines of /proc about the thread's capabilities, system call filters and
- * the like; 0 if they cannot be read, for example because no descriptor is free. */
+/* Returns a checksum of the thread's capabilities, system call filters and the like, as /proc shows
+ * them. Returns 0 if /proc cannot be read, for example because no descriptor is free. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -265,11 +265,10 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Makes the calling thread the one that attempts a start. Returns 0 if no attempt can be made now,
- * for example because another thread of this process makes one. In a forked child, the plan is
- * free, even if a thread of the parent used it at the fork. All signals are blocked until the
- * attempt has ended, because a signal handler could jump out of the open (siglongjmp) and leave the
- * plan in use. */
+/* Lets the calling thread attempt a start. Returns 0 if it must not attempt one now, for example
+ * because another thread of this process does. In a forked child, the plan is free, even if a
+ * thread of the parent used it at the fork. All signals are blocked until the attempt has ended,
+ * because a signal handler could jump out of the open (siglongjmp) and leave the plan in use. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -315,8 +314,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether the user has ended, with `monarch stop`, a daemon to which this process was attached.
- * A daemon that its user has stopped is not started again. */
+/* Whether this process was attached to a daemon that the user has ended with `monarch stop`. Such a
+ * daemon is not started again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);

@@ -7,7 +7,7 @@
 #include "preload/process/text.h"
 #include "shared/sys.h"
 
-/* Cuts the last component off the path, and returns it; NULL if there is none. */
+/* Cuts the last component off the path. Returns that component, or NULL if there is none. */
 static char *cut(char *path) {
     char *slash = strrchr(path, '/');
     if (!slash || slash == path)

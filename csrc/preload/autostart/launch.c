@@ -32,11 +32,11 @@ typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
  * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
- * has ended or runs another program. Only the kernel writes *runs, so that the word is right at
- * whatever moment a process is killed. CLONE_VFORK would wait for the same event, but without a
- * time limit. The new process has no exit signal, so that wait() does not report it, and is
- * untraced, so that a tracer that follows children does not see it. libc's clone is not used:
- * before glibc 2.25 it would change the pid that libc caches in this process. */
+ * has ended or runs another program. Only the kernel writes *runs, so its value is right even if a
+ * process is killed at any moment. CLONE_VFORK would wait for the same event, but without a time
+ * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
+ * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
+ * would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;

@@ -21,8 +21,7 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* This is a separate function, so that closing a descriptor of which nothing is known costs only
- * two checks. */
+/* This is a separate function, so that closing any other descriptor costs only two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -205,7 +204,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
  * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* Finds data or a hole. A copy has no holes, so only the source can tell where they are. */
+/* Finds data or a hole. A copy has no holes, so only the source can tell where the file's holes
+ * are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;

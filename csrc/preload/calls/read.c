@@ -1,10 +1,10 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled after the
  * open.
  *
- * Bytes that the copy already has come from the copy. For bytes that are being filled, the read
- * waits. In any doubt, the source answers. A read at the descriptor's own offset first claims its
- * range with one lseek, which the kernel makes atomic for all who share the offset, and then reads
- * that range. */
+ * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
+ * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has
+ * two steps. It first claims its range by moving the offset with one lseek, which is atomic for all
+ * threads and processes that share the offset. Then it reads the claimed range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -149,9 +149,9 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
  * another file. */
 #define OTHER_FILE (-2)
 
-/* Opens the source's file by its name, for the library's own use, because another thread has closed
- * the descriptor with which a call began. Returns -1 if the name leads to another file now. The
- * caller closes the descriptor with monarch_close_unseen. */
+/* Opens the source's file by its name, for the library's own use. This is needed if another thread
+ * has closed the descriptor with which a call began. Returns -1 if the name leads to another file
+ * now. The caller closes the descriptor with monarch_close_unseen. */
 __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
@@ -180,9 +180,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be of that file, and are not used. The descriptor
- * may have been promoted: then the copy is complete and gives the bytes. Otherwise, the source's
- * file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. There are
+ * two cases. If the descriptor was promoted, the copy is complete, and the bytes are read from it.
+ * Otherwise, the source's file is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -228,8 +228,8 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes; if so, *w describes the file.
- * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
+/* Returns whether the copy may serve a call that asks for n bytes. If it may, *w then describes the
+ * file. flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -352,9 +352,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, with `most` bytes in all. Stops after a part that could not
- * be filled completely, because of the end of the file or an error. Returns OTHER_FILE if the
- * descriptor belongs to another file and nothing was read. */
+/* Fills the parts one after the other, with at most `most` bytes in all. Stops after the first part
+ * that it cannot fill completely, because of the end of the file or an error. Returns OTHER_FILE if
+ * the descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;

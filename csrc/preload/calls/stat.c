@@ -1,7 +1,8 @@
 /* Reports the attributes of files as if they had no copies.
  *
- * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
- * from the kernel. For a descriptor of a copy, the catalog's attributes then replace the copy's. */
+ * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
+ * descriptor, they come from the kernel. For a descriptor of a copy, the catalog's attributes then
+ * replace the copy's. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -105,8 +106,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Makes the system call itself in place of stat, lstat and fstatat, which glibc before 2.33 does
- * not export. */
+/* Makes the system call. This function replaces stat, lstat and fstatat, which glibc before 2.33
+ * does not export. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }

@@ -13,8 +13,8 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Returns whether the mode only reads: it begins with "r", and has no '+' before the comma that may
- * introduce a character set. */
+/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. What follows a
+ * comma does not matter, because it names a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);

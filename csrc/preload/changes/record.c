@@ -178,8 +178,8 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory of a file that was created as changed. The directory is found by the path
- * that the kernel reports for the file, because `path` may contain a link. */
+/* Marks the directory of a created file as changed. The directory is found by the path that the
+ * kernel reports for the file, because `path` may contain a link. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
     struct session *s;
     if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&

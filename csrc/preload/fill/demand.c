@@ -75,9 +75,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value was
- * stored by another clock, before the process was forked into its own time namespace, and counts as
- * 0. */
+/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value comes
+ * from another clock: the process may have been forked into its own time namespace. Such a value
+ * counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;

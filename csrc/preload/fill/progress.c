@@ -11,8 +11,8 @@
 #define PART 8
 #define STREAMS 64
 
-/* Per slot, how much this process has read of a file: entry << 40 | bytes. If two files share a
- * slot, a read of one resets the count of the other. */
+/* Each slot counts how many bytes of one file this process has read: entry << 40 | bytes. If two
+ * files share a slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
 /* Open streams on copies. If two streams share a slot, the later one replaces the earlier one. */

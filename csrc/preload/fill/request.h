@@ -24,11 +24,11 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * of the source (monarch_keeps_pages); a lock on the file was seen; or nodes share the files, and
  * this node does not read this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as the file's fill. They are
- * to if all of this is true: they can serve as the fill (monarch_may_read_direct); the file has no
- * copy; no fill of the file has begun; and no program has requested a fill since the daemon last
- * took the requests. A fill that policy has ordered counts as begun only once a thread works on it.
- * word: the entry's word. */
+/* Whether a program that opens the file now is to fill it by its own reads. All of this must be
+ * true: the reads can serve as the fill (monarch_may_read_direct); the file has no copy; no fill of
+ * the file has begun; and no program has requested a fill since the daemon last took the requests.
+ * A fill that the daemon's policy has ordered has begun only once a thread works on it. word: the
+ * entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Claims the file for this process, which is reading it. The claim lasts a second. */

@@ -51,8 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
 }
 
 /* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
- * daemon is not woken. Until it has looked, further opens of the file find the bits set, and only
- * load them. */
+ * daemon is not woken. Until the daemon has looked, further opens of the file find the bits set,
+ * and change nothing. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)

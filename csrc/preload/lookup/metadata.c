@@ -51,8 +51,8 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 /* Whether the directory has not changed since it was listed. Without the library, a listing would
  * be fresh: NFS asks its server whenever a directory is opened, and FUSE whenever a directory is
  * listed. So the statx asks the server too (AT_STATX_FORCE_SYNC); the attributes that a plain stat
- * returns may have been cached a minute ago. This is a separate function, because the attributes
- * take much of the stack, and few calls need them. */
+ * returns may have been cached a minute ago. This is a separate function, so that only the few
+ * calls that need it have the attributes on their stacks. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;

@@ -33,7 +33,8 @@ struct monarch_aim {
     const char *rel;  /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    int is_alias;   /* 1: the path's last component leads into the source, and may be a link */
+    /* 1: only the path's last component leads into the source, and so may be a link */
+    int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
     /* Number of the source. -1: not known yet, because the path must be resolved in the slower,
      * exact way. */

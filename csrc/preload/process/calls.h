@@ -261,8 +261,8 @@ static inline void *monarch_real_of(void **at, const char *name) {
  * looked up at its first call. That call may come before this library's constructor, from the
  * constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if an earlier call has found it, otherwise NULL. It is not searched for here,
- * because the callers do not have enough stack for a search. */
+/* The function if it was found before, otherwise NULL. This macro does not search for it, because
+ * its users do not have enough stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

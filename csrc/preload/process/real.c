@@ -157,8 +157,8 @@ void monarch_real_init(void) {
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
     /* This library comes after libc if dlopen has loaded it, or if it was loaded because another
-     * library needs it. Then only calls through its handle reach it, and all other libraries are
-     * searched, because any of them may define the functions. */
+     * library needs it. In both cases, all other libraries are searched, because any of them may
+     * define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

@@ -21,9 +21,9 @@
  * because a program may close backing descriptors, although it does not know their numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. is_ours compares it,
- * because the program may have closed the backing descriptor by a direct system call, and opened
- * another file at its number. */
+/* For each backing descriptor: the lower half of its file's inode number. is_ours compares this
+ * half: the program may have closed the backing descriptor by a direct system call, and opened
+ * another file with the same descriptor number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -89,8 +89,8 @@ static int note(int fd, int high, int before) {
     return noted;
 }
 
-/* Makes `high` the backing descriptor of `fd`; but if another thread has set one meanwhile, closes
- * `high`. Returns the backing descriptor of `fd`. */
+/* Makes `high` the backing descriptor of `fd`. If another thread has set a backing descriptor
+ * meanwhile, closes `high` instead. Returns the backing descriptor of `fd`. */
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;

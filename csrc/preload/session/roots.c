@@ -4,8 +4,8 @@
 
 #include "shared/sys.h"
 
-/* atomic; 1: a thread of this process may have got other mounts than it had, or a root of its own;
- * never reset */
+/* atomic; 1: some thread of this process may see other mounts than before, or have its own root
+ * directory; never reset */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */

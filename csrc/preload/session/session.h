@@ -32,15 +32,16 @@ struct session {
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* of the segment `control` */
-    /* Atomic: time of the last check that has found that the name `control` leads to this segment.
-     * The check is made before a change is recorded. */
+    /* Atomic: time of the last successful check that the name `control` still leads to this
+     * segment. The check is made before a change is recorded. */
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
     /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
     uint32_t released; /* atomic; 1: the segments are no longer mapped */
-    /* 1: at the time of attaching, a tier's path led to another directory than the daemon's */
+    /* 1: when the session was attached, a tier's path led to another directory than for the
+     * daemon */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };

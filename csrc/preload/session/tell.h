@@ -7,8 +7,8 @@
 
 #include <sys/stat.h>
 
-/* Whether this process, at its last search for a daemon, found one but lacked the address space to
- * attach to it. */
+/* Whether the process's last search for a daemon found one, but the process lacked the address
+ * space to attach to it. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything
