@@ -361,7 +361,7 @@ struct monarch_clients {
     uint64_t stale;
     /* Atomic: when a client last checked at the source that a directory had not changed since it
      * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | the time of the
-     * check, in ticks of CLOCK_MONOTONIC whose length lookup/metadata.c sets. */
+     * check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
      * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
@@ -418,9 +418,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
  * the summary bit before it takes the files' bits. So if a client sets a bit meanwhile, the daemon
- * either takes the bit at once, or finds the summary bit set again later. If a client is killed
- * between the two steps, the summary bit stays unset until the next call for a file of the same
- * word sets it. */
+ * either takes the bit at once, or finds the summary bit set again later. A client may be killed
+ * between the two steps. The summary bit then stays unset until the next call for a file of the
+ * same word. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -543,8 +543,8 @@ static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
  * then compares the inode in the entry. A slot of the index by copy has 32 bits of the hash
- * instead, because monarch_find_dropped cannot compare the entry, which may have another copy by
- * then. */
+ * instead, because monarch_find_dropped cannot compare the entry: the entry may have another copy
+ * by then. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }

@@ -192,9 +192,9 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Whether a start is possible now. If a signal is blocked that was not blocked at load, the thread
- * may be in a handler of that signal, so the start is only postponed. It is also postponed while no
- * descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
+/* Whether a start is possible now. A signal may be blocked that was not blocked at load. The thread
+ * may then be in a handler of that signal, so the start is only postponed. It is also postponed
+ * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
  * process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
@@ -242,7 +242,8 @@ static void launch(struct plan *p) {
     l->prepare = prepare;
     l->data = p;
     int done = monarch_launch(l);
-    monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
+    monarch_log("no daemon serves", p->config,
+                done ? "requested a start" : "could not request a start");
 }
 
 /* Whether no start is allowed now. If none is allowed, postpones the next attempt. */

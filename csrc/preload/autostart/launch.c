@@ -124,8 +124,8 @@ BESIDE static int leave_table(void) {
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
 }
 
-/* Makes descriptors 0 and 1 refer to /dev/null, 2 to the file of `errors` (or to /dev/null if
- * `errors` is negative), and 3 to the file of `kept`. */
+/* Makes descriptors 0 and 1 refer to /dev/null, 2 to the file of `errors`, and 3 to the file of
+ * `kept`. If `errors` is negative, makes 2 refer to /dev/null too. */
 BESIDE static int set_descriptors(int kept, int errors) {
     const int first_free = 4;
     const int null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);

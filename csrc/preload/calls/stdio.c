@@ -110,7 +110,7 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
 }
 
 /* freopen closes the stream even if it fails. So the copy is opened first, and freopen gets the
- * name in /proc of the copy's descriptor, which can be opened even if the copy was removed. */
+ * name of the copy's descriptor in /proc. That name can be opened even if the copy was removed. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];

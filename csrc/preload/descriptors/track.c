@@ -171,10 +171,10 @@ void monarch_track_again(int fd, int fresh) {
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
- * until /proc shows that the threads' calls are inside the kernel. If /proc cannot be read (no
- * descriptor is free, or the process is not dumpable), the close waits for this many rounds of
- * sys_relax in all, less than a second, and then assumes that the calls are inside. The limit
- * counts rounds, not time, because time also passes while a process is stopped. */
+ * until /proc shows that the threads' calls are inside the kernel. /proc cannot be read if no
+ * descriptor is free, or if the process is not dumpable. The close then waits for this many rounds
+ * of sys_relax in all (less than a second), and after that assumes that the calls are inside. The
+ * limit counts rounds, not time, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference

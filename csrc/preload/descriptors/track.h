@@ -13,9 +13,9 @@
  * number of the open (23 bits), number of the entry + 1 (26 bits, from bit 32 on), more flags. */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor and relies on it to stay unchanged. Any other thread that is
- * about to change the descriptor waits until it is unpinned, or until the pinning thread has
- * replaced it by a descriptor of the copy. */
+/* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
+ * about to change the descriptor waits. It waits until the descriptor is unpinned, or has been
+ * promoted by the pinning thread. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
@@ -67,9 +67,9 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
- * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0 if the
- * descriptor is not pinned, for one of four reasons: the table describes another process's
+/* Pins the descriptor. Until it is unpinned, no other thread changes its word. Signals are blocked
+ * meanwhile, so that no signal handler waits for the thread that it has interrupted. Returns 0 if
+ * the descriptor is not pinned, for one of four reasons: the table describes another process's
  * descriptors; the descriptor is not tracked; it is never promoted; or `expected` is not 0 and
  * differs from the descriptor's word. */
 struct monarch_pin {

@@ -14,7 +14,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
  * there is a copy now; `o` then describes it as after monarch_look_up.
  *
  * The wait lasts at most a second if the file comes from another node, or if programs may read the
- * file directly (monarch_may_read_direct). For any other file, the wait lasts at most 1.2 times as
- * long as an open and a read at the source take this process on average. */
+ * file directly (monarch_may_read_direct). For any other file, the limit is 1.2 times the mean time
+ * that this process needs for an open and a read at the source. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);

@@ -57,8 +57,8 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
-/* If the kernel does not keep the pages of a source, one in this many of its files is still read as
- * if the kernel kept its pages. */
+/* If the kernel does not keep the pages of a source, one in LOOKS of its files is handled as if the
+ * kernel kept them. */
 #define LOOKS 128
 
 /* Without pages of the file in the page cache, a program's reads cannot serve as the fill: the

@@ -39,8 +39,7 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
  * a bit for each source in which the file may lie. For one file in LOOKS (request.c), the result is
- * 1 in any case, so that the handover of that file shows whether the kernel now keeps the source's
- * pages. */
+ * always 1. The handover of that file shows whether the kernel now keeps the source's pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
 /* Whether the claim's descriptor was handed over, or is about to be, and the daemon has not closed
  * it yet. Meanwhile, the claim must keep its slot, because another thread may wait for the claim's

@@ -23,8 +23,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each is atomic and consists, from the highest bit on, of bits of the hash,
- * the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is free. */
+/* Entries of the table. Each entry is atomic. It consists, from the highest bit on, of bits of the
+ * key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is
+ * free. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)

@@ -24,8 +24,8 @@
  * thread-local variables on the stack too, and the handler of the one signal that is not blocked
  * needs a frame. */
 #define STACK 262144
-/* A mapping stays on the source after this many passes in which its entry was PRESENT but the copy
- * could not be mapped, for lack of descriptors or of address space. */
+/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
+ * or of address space. After TRIES failed tries, the mapping stays on the source. */
 #define TRIES 500
 /* All mappings stay on the source once the daemon has made no progress for this time [ns]. */
 #define SILENCE_NS 60000000000ULL

@@ -111,8 +111,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
 }
 
-/* Drops all POSIX locks of the process on the source's file whose copy is open as `fd`, as the
- * kernel does at the close of any descriptor of that file. */
+/* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the source's file, as the
+ * kernel does when any descriptor of that file is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

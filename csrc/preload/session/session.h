@@ -9,9 +9,9 @@
  * dropped while it has them open: a newer, larger catalog does not contain these copies. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed: it is still referred to by threads that hang in a call, by mappings
- * that wait for their copies (mapping_table.h), and by the words of tracked descriptors (track.h).
- * Once its segments are no longer needed, zeros are mapped over them. */
+/* A session is never freed. Threads that hang in a call, mappings that wait for their copies
+ * (mapping_table.h) and the words of tracked descriptors (track.h) may still refer to it. Once its
+ * segments are no longer needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
