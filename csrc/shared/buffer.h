@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-/* Buffers are page-aligned, as the page cache is. Kernels copy memory by `rep movsb`, and on AMD's
- * Zen 3 and later that instruction takes six times as long if the target's offset in its page
- * exceeds the source's offset in its page by 1 to 31 bytes. Blocks from malloc can have such
+/* Buffers are page-aligned, as the pages of the page cache are. Kernels copy memory with `rep
+ * movsb`. On AMD's Zen 3 and later, that instruction takes six times as long if the destination's
+ * offset in its page is 1 to 31 bytes larger than the origin's. Blocks from malloc can have such
  * offsets, because malloc aligns them to 16 bytes only. */
 #define MONARCH_PAGE_BYTES 4096
 

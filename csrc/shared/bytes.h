@@ -6,14 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Types for unaligned loads that may alias memory of any type. */
+/* Types for loads from any address, aligned or not, and from memory of any type. */
 typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Returns the offset of the 16-byte load that covers byte `i` of a text of `n` bytes (n >= 16). The
- * offset is `i`, unless the load would pass the end of the text; then the load ends with the text
- * and overlaps the load before it. */
+/* Returns the offset at which to load 16 bytes of a text of `n` bytes (n >= 16), so that byte `i`
+ * is among them. The offset is `i`, or n - 16 if a load at `i` would pass the end of the text. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

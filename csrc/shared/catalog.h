@@ -25,37 +25,39 @@
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
 #define MONARCH_COPY_NAME 13     /* digits of a copy's name, its zero-padded hexadecimal number */
 
-/* Most files that can have a bit in `wanted` (16 Mi). A file whose entry is numbered 16 Mi or
- * higher is always read from the source. */
+/* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
+ * is numbered 16 Mi or higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Most entries, of all kinds: a slot of the index has 25 bits for an entry's number + 1. */
+/* Maximum number of entries of all kinds. A slot of the index has 25 bits for an entry's number +
+ * 1. */
 #define MONARCH_MAX_ENTRIES 33554431
-/* Most bytes of the pool of paths: a slot has 31 bits for a position, in units of 16 bytes. */
+/* Maximum size of the pool of paths [bytes]. A slot has 31 bits for a position in the pool, in
+ * units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
-/* Bits of the changed filter, a Bloom filter with two bits per file. After 100,000 changed files,
- * one in 7,000 of the unchanged files looks changed too; such a file is read from the source, which
- * costs time only. */
+/* Number of bits of the changed filter, a Bloom filter in which each changed file has two bits.
+ * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
+ * is read from the source, which costs time only. */
 #define MONARCH_FILTER_BITS 16777216
-/* Bits of the changed filter that one bit of the coarse filter summarizes. The coarse filter (8
- * KiB) stays in a core's first-level cache, so that checking an unchanged file costs no cache miss
- * in the large filter. */
+/* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
+ * filter (8 KiB) stays in a core's first-level cache, so that checking an unchanged file costs no
+ * cache miss in the large filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Slots of `look` in struct monarch_clients. Directories that share a slot overwrite each other's
- * time of the last check, so they are checked more often. */
+/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, each
+ * overwrites the time of the other's last check, so both are checked more often. */
 #define MONARCH_LOOKS 16384
-#define MONARCH_MAX_PEERS 4096 /* nodes of a session */
-#define MONARCH_ASKED 2        /* peers that a fill asks before the source */
+#define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
+#define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
 /* Ranks of a node that are counted and served separately. Number 0 stands for all processes that
  * belong to no rank. */
 #define MONARCH_RANKS 128
 
-/* Slots for claims. A claim says that a program is reading a file at the source. If two files share
- * a slot, the later claim replaces the earlier one. */
+/* Number of slots for claims. A claim says that a program is reading a file at the source. If two
+ * files share a slot, the later claim replaces the earlier one. */
 #define MONARCH_CLAIMS 65536
 
 /* The unit in which a copy is filled [bytes]. A reader can read each unit as soon as it is filled.
@@ -64,8 +66,8 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Most readers that can wait for units at the same time. Any further reader reads from the
- * source. */
+/* Maximum number of readers that can wait for units at the same time. Any further reader reads from
+ * the source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
@@ -117,10 +119,10 @@ struct monarch_filesystem {
 };
 
 struct monarch_source {
-    /* Device and inode of the root directory. A process that finds other numbers at the path is in
-     * another mount namespace, or has another root directory. */
+    /* Device and inode of the directory `path`. A process that finds other numbers at `path` runs
+     * in another mount namespace or under another chroot. */
     uint64_t dev, ino;
-    uint64_t up_ino; /* inode number that a listing of the root shows for ".." */
+    uint64_t up_ino; /* inode number that a listing of `path` shows for ".." */
     struct monarch_filesystem filesystem;
     uint32_t path_len, alias_len;
     char path[MONARCH_SOURCE_PATH];  /* resolved, no trailing slash */
@@ -140,44 +142,45 @@ struct monarch_control {
     uint32_t pid;
     uint32_t off; /* 1: Monarch is switched off: an administrator's switch file exists */
     uint64_t heartbeat;
-    uint64_t generation; /* of the current catalog; 0: there is none yet */
+    uint64_t generation; /* generation of the current catalog; 0: there is none yet */
     uint32_t scanned;    /* 1: every source has been scanned once */
     uint32_t sources, tiers;
     uint32_t owner; /* user id */
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
-    uint32_t fill_on_open; /* 1: an open asks for the file's copy */
+    uint32_t fill_on_open; /* 1: an open of a file requests its copy */
     /* The share of a file that programs must have requested before the file is filled
      * [1 / MONARCH_SHARES]. */
     uint32_t fill_after;
-    /* Size of the largest file that a program may hand over: the program reads the file at the
-     * source, and the daemon then makes the copy through the program's descriptor [bytes]. 0:
+    /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
+     * at the source, and the daemon then makes the copy through the program's descriptor. 0:
      * programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: each such call asks the source, and
-     * so does each open of a copy, to check that the file is still the one that was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
+     * Each open of a copy then first checks at the source that the file is still the one that was
+     * copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
-    /* Atomic: a bit per source. The bit is set if reading a small file from the source takes less
-     * time than a wait for its copy would, because the source is a local disk or its files are in
-     * the page cache. */
+    /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
+     * in less time than it would wait for the copy. Such a source is a local disk, or its files are
+     * in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
-     * the page cache. The daemon would then have to read again what a program has read, so programs
-     * do not hand such files over. */
+     * the page cache. After a program has read such a file, the daemon would have to read it from
+     * the source again. So programs do not hand such files over. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
-    uint64_t pids;   /* inode of its pid namespace; 0: unknown */
-    /* How long the catalog may answer calls for attributes, counted from the beginning of the last
-     * comparison of the directories with the source [ns]. */
+    uint64_t pids;   /* inode of the daemon's pid namespace; 0: unknown */
+    /* For how long the catalog may answer calls for attributes after a comparison of the
+     * directories with the source has begun [ns]. */
     uint64_t revalidate_ns;
     /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
     uint64_t compared_ns;
@@ -204,10 +207,10 @@ struct monarch_entry {
     /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: first 1 +
-     * the number of names that the scan found in it; after monarch_catalog_list, the listing of
-     * these names. Both are 0 if not all names are known, or if the directory changed during the
-     * scan. */
+    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
+     * number of names that the scan found in it, until monarch_catalog_list replaces that number by
+     * the listing of these names. The field is 0 if not all names are known, or if the directory
+     * changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -228,7 +231,7 @@ struct monarch_catalog {
     uint64_t generation;
     uint64_t bytes;    /* size of the whole segment */
     uint64_t capacity; /* entries */
-    uint64_t count;    /* atomic: number of entries that readers may look at */
+    uint64_t count;    /* atomic: number of entries that readers may read */
     uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
@@ -236,8 +239,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set if, in that tier, the copies that this daemon made are stamped and all
-     * older copies are not */
+    /* a bit per tier; set if the tier's copies by this daemon are stamped, and its older copies are
+     * not */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own, because a file's entry has another number in
      * each daemon's catalog */
@@ -258,7 +261,7 @@ struct monarch_scan_hint {
 
 /* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
  * unit can be read from the copy. A reader relies on a bit only if the slot's word identifies this
- * copy both before and after it reads the bit. */
+ * copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
@@ -270,7 +273,7 @@ struct monarch_fills {
     uint64_t magic;
     uint64_t units;     /* atomic: units filled so far, which shows readers that the daemon works */
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
-    /* atomic: word of the entry whose FILLING copy has this slot; 0: the slot is free */
+    /* atomic: word of the FILLING entry that uses this slot; 0: the slot is free */
     uint64_t word[MONARCH_FILL_SLOTS];
     struct monarch_fill fill[MONARCH_FILL_SLOTS];
 };
@@ -302,8 +305,9 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* For one rank, two sums of the sizes of files: of all files that its processes have opened, and of
- * those opened files that should have had a copy but had none yet. */
+/* Two sums of file sizes for one rank. `opened_bytes` sums all files that the rank's processes have
+ * opened. `missed_bytes` sums only the opened files that should have had a copy but had none
+ * yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -349,15 +353,15 @@ struct monarch_clients {
     /* The bells of both ways. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
-    /* The sum of the daemon's progress counters that a client saw when it gave up waiting; 0: no
-     * client has given up. While the sum still has this value, the daemon makes no progress, and no
+    /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
+     * has given up. While the counters still have this sum, the daemon makes no progress, and no
      * process waits for the daemon. */
     uint64_t silent_at;
     /* 1: a client needed attributes, but the last comparison with the source was too long ago */
     uint64_t stale;
     /* Atomic: when a client last checked at the source that a directory had not changed since it
      * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | the time of the
-     * check, in ticks of CLOCK_MONOTONIC whose length lookup/metadata.c sets. */
+     * check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
      * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
@@ -414,9 +418,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
  * the summary bit before it takes the files' bits. So if a client sets a bit meanwhile, the daemon
- * either takes the bit at once, or finds the summary bit set again later. If a client is killed
- * between the two steps, the summary bit stays unset until the next call for a file of the same
- * word sets it. */
+ * either takes the bit at once, or finds the summary bit set again later. A client may be killed
+ * between the two steps. The summary bit then stays unset until the next call for a file of the
+ * same word. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -518,8 +522,8 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
 
 /* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
  * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up then reads both the entry and the path. The slot has the positions of
- * both, so that the two cache misses overlap. */
+ * the entry + 1. A look-up reads the slot, and then both the entry and the path. The slot has the
+ * positions of both, so that their cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -539,8 +543,8 @@ static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
  * then compares the inode in the entry. A slot of the index by copy has 32 bits of the hash
- * instead, because monarch_find_dropped cannot compare the entry, which may have another copy by
- * then. */
+ * instead, because monarch_find_dropped cannot compare the entry: the entry may have another copy
+ * by then. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -557,9 +561,9 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
 /* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
- * of its names. The names are consecutive there, in the order of the source's listing. A value of 0
- * instead means that there is no listing, because not all names are known or the directory has
- * changed. */
+ * of its names. In `names`, the directory's names are consecutive, in the order of the source's
+ * listing. A directory has 0 instead of a listing if not all its names are known, or if the
+ * directory has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -613,8 +617,8 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
  * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
- * the entry's word, of which only the tier and the number of the copy are valid; or 0 if the entry
- * has no copy. */
+ * 0 if the entry has no copy. Otherwise it gets the entry's word, in which only the tier and the
+ * number of the copy are valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);

@@ -21,9 +21,9 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep with a `who` that shares
- * a bit with this one. A thread that is about to sleep still goes to sleep; only monarch_bell_ring
- * prevents that. */
+/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. A thread can be woken if
+ * its `who` and the waker's `who` have a common bit. A thread that is about to sleep still goes to
+ * sleep; only monarch_bell_ring prevents that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
@@ -43,9 +43,9 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a wake-up whose `who` shares a bit with this one, but not beyond `until_ns` [ns of
- * CLOCK_MONOTONIC; 0: no limit]. Does not sleep if `rings` is no longer `seen`, which means that
- * the bell was rung since the caller read `rings`. Returns 0 on timeout, otherwise 1. */
+/* Sleeps until a waker's `who` has a common bit with this `who`, or until `until_ns` [ns of
+ * CLOCK_MONOTONIC; 0: no limit]. `seen` is the value of `rings` that the caller has read. If the
+ * bell was rung since then, does not sleep. Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -167,9 +167,9 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 /* Replaces the link by its target. Two paths then share the buffer `text`, because callers may be
  * on small stacks. The path walked so far is at the beginning, cut back to the directory from which
  * the target starts. The path still to be walked is at the end: the target, and the components
- * after the link. Returns the path still to be walked, or NULL if it does not fit or the link has
- * changed. A gap of two bytes between the two paths is enough, because the walk appends no more
- * bytes to the first path than it has read of the second. */
+ * after the link. Returns the path still to be walked. Returns NULL if that path does not fit, or
+ * if the link has changed. A gap of two bytes between the two paths is enough, because the walk
+ * appends no more bytes to the first path than it has read of the second. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);

@@ -42,9 +42,9 @@ int monarch_may_go_up(const char *path);
 
 /* Resolves `path` into *out. If `path` is relative, it starts from the directory `base`, given as
  * an absolute path without links. `base` may be out->path itself, so that a caller on a small stack
- * needs no further buffer; nothing else of *out is read. follow = 0: if the last component is a
- * link, it is not followed. The only system call is an lstat of a component before a `..`, made if
- * the catalog does not know whether that component is a directory. */
+ * needs no further buffer. follow = 0: if the last component is a link, it is not followed. The
+ * only system call is an lstat of a component before a `..`. It is made if the catalog does not
+ * know whether that component is a directory. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);

@@ -1,5 +1,5 @@
-/* System calls without libc. These functions return -errno and leave errno alone, are no
- * cancellation points, need no symbol of libc, and cannot re-enter the interposed functions. */
+/* System calls without libc. On failure, these functions return -errno, and leave errno alone. They
+ * are no cancellation points, need no symbol of libc, and never call an interposed function. */
 #pragma once
 
 #include <fcntl.h>
@@ -143,8 +143,9 @@ static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
 /* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
- * while it creates another thread. Otherwise the creating thread could wait for a lock that setuid
- * holds in some other thread, while setuid waits until the creating thread reacts to the signal. */
+ * while it creates another thread. Otherwise both could wait forever: the creating thread for a
+ * lock that setuid holds in another thread, and setuid for the creating thread's reaction to the
+ * signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */

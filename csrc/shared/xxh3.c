@@ -216,8 +216,8 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
 
 /* Returns whether the processor and the operating system support AVX2. It does not call
  * __builtin_cpu_supports, because that would add a constructor to the preload library, which would
- * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
- * library's start. */
+ * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the library's
+ * whole start without it. */
 static int has_avx2(void) {
     static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -226,7 +226,7 @@ static int has_avx2(void) {
         return answer > 1;
     if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-    const unsigned registers = 6; /* the system saves xmm and ymm */
+    const unsigned registers = 6; /* bits of XCR0: the system saves the xmm and the ymm registers */
     answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
              (b & bit_AVX2) != 0;
     __atomic_store_n(&known, answer + 1, __ATOMIC_RELAXED);
@@ -234,7 +234,8 @@ static int has_avx2(void) {
 }
 #endif
 
-/* Uses AVX2 where the processor has it. Only streams do so, because only they hash whole files. */
+/* Uses AVX2 where the processor has it. Only streams call this function, because only streams hash
+ * whole files. */
 static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
 #ifdef __SSE2__
     if (has_avx2()) {

@@ -1,4 +1,5 @@
-/* Attaches the process to a daemon's session, at load, and again when daemons end and start. */
+/* Attaches the process to a daemon's session when the library is loaded, and to a newer session
+ * once another daemon has started. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +30,8 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Fills in `s`, a new session that no other thread has seen yet: takes over the mapped segment
- * `control`, and maps the segment of the clients. Returns 0 if the segment of the clients cannot be
- * used. */
+/* Fills in `s`, a new session that no other thread has seen yet. Takes over the mapped segment
+ * `control`, and maps the segment `clients`. Returns 0 if the segment `clients` cannot be used. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -124,8 +124,8 @@ static void note_need(int fd, void *data) {
 
 /* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
  * the replaced one, except sessions of which the process still has copies or listings open. If two
- * threads call this function at once, the worst that happens is that one of them visits a session
- * that the other has already removed from the list. */
+ * threads call this function at once, one of them may visit a session that the other has already
+ * removed from the list. That does no harm. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -171,9 +171,9 @@ static void look_at_switches(struct session *s, int is_gone) {
 }
 
 /* Attaches to a new daemon's session. Several threads may do so at the same time: each maps the
- * session for itself, and the whole process then uses one of these mappings. No lock is taken,
- * because it could be held by a thread that a signal handler has interrupted, or by a child of
- * vfork that was killed. */
+ * session for itself, and the whole process then uses one of these mappings. No lock is taken: the
+ * lock's holder could be a thread that a signal handler has interrupted, or a child of vfork that
+ * was killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -247,8 +247,8 @@ static int is_linked_still(struct session *s) {
 
 /* Finds the session whose daemon must learn of a change that this process makes. Usually that is
  * the current session. If a new daemon has started, it is the new daemon's session. If the
- * session's directory was removed and no new daemon has started, it is still the old session,
- * because its daemon may still serve reads of other processes. */
+ * session's directory was removed and no new daemon has started, it is the old session: the old
+ * daemon may still serve other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);

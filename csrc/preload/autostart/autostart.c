@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* After an attempt that has found no interpreter, the pause is this long instead [ns]. After an
- * attempt that has found that no start is allowed yet, the pause lasts until a start is allowed,
- * but at most this long. */
+/* After an attempt that has found no interpreter, the pause is this long instead [ns]. If an
+ * attempt has found that no start is allowed yet, the pause lasts until a start is allowed, but at
+ * most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, there is no other sign. */
@@ -34,8 +34,8 @@
 
 uint32_t monarch_autostart;
 
-/* The state of autostart in this process, set up when the library is loaded. It is in memory pages
- * of its own, which are allocated only if autostart is requested. */
+/* The state of autostart in this process, set up when the library is loaded. Its memory is
+ * allocated only if autostart is requested. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
     /* the result of confinement() at load */
@@ -43,8 +43,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: pid of the process in which a thread makes an attempt and uses the fields below; 0:
-     * none. */
+    /* Atomic: pid of the process in which a thread makes an attempt; 0: there is no attempt. Only
+     * that thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -158,8 +158,8 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Returns a checksum of the lines of /proc about the thread's capabilities, system call filters and
- * the like; 0 if they cannot be read, for example because no descriptor is free. */
+/* Returns a checksum of the thread's capabilities, system call filters and the like, as /proc shows
+ * them. Returns 0 if /proc cannot be read, for example because no descriptor is free. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -173,11 +173,12 @@ static uint64_t confinement(void) {
 }
 
 /* Whether this process may start another process: whether its user, group, root directory and
- * namespaces are still those at load. If they are not, the daemon would be confined as this process
- * is, and of little use to other processes. Two more cases are excluded. A process that adopts
- * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait would report
- * the daemon. And after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the
- * first process of the new namespace, and its end would kill all other processes there. */
+ * namespaces are still those at load. If they have changed, a daemon started now would be as
+ * confined as this process, and so of little use to other processes. Two more cases are excluded. A
+ * process that adopts orphans (pid 1 or a subreaper) would get the daemon as its child, and its own
+ * wait would report the daemon. And after unshare(CLONE_NEWPID), the intermediate process
+ * (launch.c) would be the first process of the new namespace, and its end would kill all other
+ * processes there. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -191,9 +192,9 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Whether a start is possible now. If a signal is blocked that was not blocked at load, the thread
- * may be in a handler of that signal, so the start is only postponed. It is also postponed while no
- * descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
+/* Whether a start is possible now. A signal may be blocked that was not blocked at load. The thread
+ * may then be in a handler of that signal, so the start is only postponed. It is also postponed
+ * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
  * process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
@@ -241,10 +242,11 @@ static void launch(struct plan *p) {
     l->prepare = prepare;
     l->data = p;
     int done = monarch_launch(l);
-    monarch_log("no daemon serves", p->config, done ? "asked for one" : "could not ask for one");
+    monarch_log("no daemon serves", p->config,
+                done ? "requested a start" : "could not request a start");
 }
 
-/* Returns 1 if no start is allowed now. Then it also postpones the next attempt. */
+/* Whether no start is allowed now. If none is allowed, postpones the next attempt. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -264,11 +266,10 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Makes the calling thread the one that attempts a start. Returns 0 if no attempt can be made now,
- * for example because another thread of this process makes one. In a forked child, the plan is
- * free, even if a thread of the parent used it at the fork. All signals are blocked until the
- * attempt has ended, because a signal handler could jump out of the open (siglongjmp) and leave the
- * plan in use. */
+/* Lets the calling thread attempt a start. Returns 0 if it must not attempt one now, for example
+ * because another thread of this process does. In a forked child, the plan is free, even if a
+ * thread of the parent used it at the fork. All signals are blocked until the attempt has ended,
+ * because a signal handler could jump out of the open (siglongjmp) and leave the plan in use. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -314,8 +315,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether the user has ended, with `monarch stop`, a daemon to which this process was attached.
- * A daemon that its user has stopped is not started again. */
+/* Whether this process was attached to a daemon that the user has ended with `monarch stop`. Such a
+ * daemon is not started again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -324,8 +325,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Checks at intervals whether the allowed starts are used up; if so, opened files need not be
- * examined. */
+/* Checks at intervals whether the allowed starts are used up. While they are, the caller need not
+ * examine opened files. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -427,9 +428,9 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Whether the starter is needed although there is a session, because the session's daemon was
- * killed or must learn of a new source. A daemon that starts removes the records of all settings
- * but its own. So if there is a record for this process's setting, the daemon knows the sources of
- * this setting. */
+ * killed or must learn of a new source. When a daemon starts, it removes the records of all
+ * settings except its own setting. So if there is a record for this process's setting, the daemon
+ * knows the sources of this setting. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -7,10 +7,10 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* How many of the latest starts have their times stored in the session's file `starts`. */
+/* The session's file `starts` stores the times of the last STARTS starts. */
 #define STARTS 3
 /* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
- * again at most twice within it. */
+ * again at most twice within this time. */
 #define WITHIN_NS 600000000000ULL
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
@@ -25,9 +25,9 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that only this user can access, and creates it if there is none. The path may
- * lead through a link only inside a directory that is already known to be the user's own, where
- * nobody else can create links. */
+/* Opens a directory that only this user can access, and creates it if there is none. With dir =
+ * AT_FDCWD, the path must not lead to a link. Any other `dir` is already known to be the user's own
+ * directory, in which nobody else can create links. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
@@ -96,7 +96,8 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* On failure, the descriptors that were opened here are closed when the process ends. */
+/* On failure, leaves its descriptors open: the process ends soon, and the kernel then closes
+ * them. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

@@ -7,7 +7,7 @@
 #include "preload/process/text.h"
 #include "shared/sys.h"
 
-/* Cuts the last component off the path, and returns it; NULL if there is none. */
+/* Cuts the last component off the path. Returns that component, or NULL if there is none. */
 static char *cut(char *path) {
     char *slash = strrchr(path, '/');
     if (!slash || slash == path)
@@ -66,7 +66,7 @@ int monarch_find_interpreter(char *python, char *packages) {
     put(packages, library);
     if (!cut(packages))
         return 0;
-    /* setup.py writes this file when it builds in a checkout. */
+    /* setup.py writes the file `interpreter` when it builds in a checkout. */
     char *end = packages + strlen(packages);
     put(end, "/interpreter");
     int found = read_path(packages, "", python);

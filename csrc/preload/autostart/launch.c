@@ -22,8 +22,8 @@
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
 /* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
- * one of the other two still uses its memory, the memory stays allocated until that process has
- * left it. */
+ * one of the two new processes still uses its memory, the memory stays allocated until the new
+ * process has left it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -32,11 +32,11 @@ typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
  * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
- * has ended or runs another program. Only the kernel writes *runs, so that the word is right at
- * whatever moment a process is killed. CLONE_VFORK would wait for the same event, but without a
- * time limit. The new process has no exit signal, so that wait() does not report it, and is
- * untraced, so that a tracer that follows children does not see it. libc's clone is not used:
- * before glibc 2.25 it would change the pid that libc caches in this process. */
+ * has ended or runs another program. Only the kernel writes *runs, so its value is right even if a
+ * process is killed at any moment. CLONE_VFORK would wait for the same event, but without a time
+ * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
+ * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
+ * would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -124,8 +124,8 @@ BESIDE static int leave_table(void) {
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
 }
 
-/* Makes descriptors 0 and 1 refer to /dev/null, 2 to the file of `errors` (or to /dev/null if
- * `errors` is negative), and 3 to the file of `kept`. */
+/* Makes descriptors 0 and 1 refer to /dev/null, 2 to the file of `errors`, and 3 to the file of
+ * `kept`. If `errors` is negative, makes 2 refer to /dev/null too. */
 BESIDE static int set_descriptors(int kept, int errors) {
     const int first_free = 4;
     const int null = sys_openat(AT_FDCWD, "/dev/null", O_RDWR);

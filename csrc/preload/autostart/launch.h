@@ -1,6 +1,6 @@
-/* Starts a program that has no connection with this process: this process's wait() does not report
- * the program, signals to this process's group do not reach it, and it keeps none of this process's
- * descriptors open. */
+/* Starts a program that has no connection with this process. This process's wait() does not report
+ * the program. Signals to this process's group do not reach the program. The program keeps none of
+ * this process's descriptors open. */
 #pragma once
 
 #include <stdint.h>
@@ -20,18 +20,18 @@ struct monarch_launch {
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes: `between_runs` for the intermediate process, and `runs` for the process that
-     * becomes the program. Each is the pid of its process, until the kernel clears it because that
-     * process has left this memory. While `between_runs` is not 0, `runs` may be 0 because the
-     * intermediate process has yet to make the other process. */
+     * becomes the program. Each is the pid of its process. The kernel clears it when that process
+     * has left this memory. While `between_runs` is not 0, `runs` may be 0 because the intermediate
+     * process has yet to make the other process. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns when the program runs, but waits only for a limited time
- * (launch.c), because exec may hang as long as a file system does. Makes only system calls, and
- * leaves errno alone. Returns 0 if the kernel creates no process. The caller must block all
- * signals, because no signal handler may run in a process that shares this memory. */
+/* Launches the program. Returns once the program runs, or after a time limit (launch.c): exec may
+ * hang as long as a file system does. Makes only system calls, and leaves errno alone. Returns 0 if
+ * the kernel creates no process. The caller must block all signals, because no signal handler may
+ * run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

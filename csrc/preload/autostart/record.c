@@ -5,9 +5,9 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The file has a first line, and then a record for each setting in which the configuration was
- * read, the latest record first. A record has one fact per line; in memory, NULs end its lines. The
- * first word of a line tells which fact it is:
+/* The file has a first line, and then one record for each setting (struct monarch_setting) in which
+ * the configuration was read. The latest record comes first. A record has one fact per line; in
+ * memory, NULs end its lines. The first word of a line tells which fact it is:
  *
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several configurations may share a session

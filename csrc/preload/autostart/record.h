@@ -1,5 +1,5 @@
-/* Reads the records in which starters have stored what they found out about a configuration,
- * because the library itself cannot read YAML. */
+/* Reads the session's records. In a record, a starter has stored what it found out about a
+ * configuration. The library needs the records because it cannot read YAML itself. */
 #pragma once
 
 #include <stdint.h>

@@ -23,8 +23,7 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has neither lchmod nor any other function that does the work of lchmod;
- * fchmodat then reports the error. */
+/* glibc before 2.32 has no lchmod. There, fchmodat is called instead, and returns the error. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))

@@ -21,8 +21,7 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* This is a separate function, so that closing a descriptor of which nothing is known costs only
- * two checks. */
+/* This is a separate function, so that closing any other descriptor costs only two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -73,8 +72,9 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Leaves alone
- * the backing descriptors of descriptors outside the range. */
+/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Leaves a
+ * backing descriptor (backing.h) alone if the descriptor that it belongs to is outside the
+ * range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -111,8 +111,8 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* fcloseall leaves the descriptors open, despite its name. The library stops tracking them all the
- * same; from then on, reads of the source's files go to the source. */
+/* fcloseall leaves the descriptors open, despite its name. The library nevertheless stops tracking
+ * all descriptors. Later reads of source files then go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -200,10 +200,12 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or reads the offset relies on it, so the descriptor is never promoted. */
+/* A program that sets or reads a descriptor's offset relies on the offset, so such a descriptor is
+ * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* Finds data or a hole. A copy has no holes, so only the source can tell where they are. */
+/* Finds data or a hole. A copy has no holes, so only the source can tell where the file's holes
+ * are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;

@@ -14,9 +14,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Open listings of the catalog are in `pool`, so that a DIR * shows by its address whether it is
- * one of them or libc's. */
-#define DIRECTORIES 256 /* if so many listings are open, further ones list the source */
+/* The library's own open directories are in `pool`. So the address of a DIR * shows whether it is
+ * the library's or libc's. */
+#define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
 
 struct directory {
     uint32_t used; /* atomic */

@@ -46,8 +46,9 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* Returns the path of the root of the source to which the copy's file belongs, or NULL if `fd` is
- * not a descriptor of a copy. The root stands for the file, which may have been removed. */
+/* If `fd` is a descriptor of a copy, returns the path of the source to which the copy's file
+ * belongs. Otherwise returns NULL. Callers ask about the source's own path, because the file may
+ * have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -115,7 +116,8 @@ PUBLIC int fstatvfs(int fd, struct statvfs *v) {
     return source ? statvfs(source, v) : REAL(fstatvfs)(fd, v);
 }
 
-/* This is a separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because its buffer takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static int
 handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount, int flags) {
     char real[MONARCH_PATH_MAX];

@@ -22,8 +22,8 @@ static int source_of(int fd) {
 }
 
 /* Returns the descriptor for a request that shares the blocks of `from` with `to`. Blocks can be
- * shared only within one file system. So if `to` is not on a source's device, the source's file
- * cannot serve, and `from` itself is used, without opening the source. */
+ * shared only within one file system. So if `to` is not on a source's device, the source's file is
+ * of no use. This function then returns `from` itself, and does not open the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;

@@ -10,9 +10,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Returns whether the access is certainly allowed. What a process may do with a file also depends
- * on rules beyond the mode's bits, which only the kernel knows. The library knows only what the
- * daemon, which runs as the same user, was allowed to do, so only such access is certain. */
+/* Returns whether the access is certainly allowed. The mode's bits do not decide that alone: there
+ * are further rules, which only the kernel knows. But the daemon runs as the same user. So an
+ * access is certainly allowed if the daemon was allowed the same access. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -103,9 +103,9 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
- * path is too long. The path has no links in it, because the scan follows none and the source's
- * root is resolved. This is a separate function, because it needs stack space for a path, which few
- * calls need. */
+ * path is too long. The path has no links in it, because the scan follows no links and the source's
+ * own path is resolved. This is a separate function, because its buffer takes much of the stack,
+ * and few calls need it. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))

@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
- * Each call makes exactly the requested change, at the source. The file to which the name leads is
- * recorded as changed before the call, so that no process gets the old copy once the call has
- * returned. The directories of the names are recorded too. */
+ * Each call makes exactly the requested change, at the source. The file to which the name leads,
+ * and the directories of the names, are recorded as changed before the call. So no process gets the
+ * old copy once the call has returned. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,8 +23,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records a second time that the renamed trees have changed, because files below them may have been
- * added to the catalog between before_rename and the rename itself. */
+/* Records a second time that the renamed trees have changed. Between before_rename and the rename
+ * itself, files below them may have been added to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

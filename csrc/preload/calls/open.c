@@ -52,8 +52,9 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* Reads of a file count if the file had no copy when the open began (progress.h). The
-         * library does not see reads of a copy, so the whole file is counted now. */
+        /* The file had no copy when its open began, so the bytes that are read from it are counted
+         * (progress.h). The library does not see reads of a copy. So it counts the whole file
+         * now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -221,8 +222,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* A handle does not tell which file it identifies. So before a truncation, the file is opened with
- * O_PATH, to record the change. */
+/* A handle does not tell which file it identifies. So before an open that truncates the file, the
+ * library opens the file with O_PATH, and records the change. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -238,8 +239,9 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc, unseen by the library. So if `path` leads to a copy, it is
- * replaced here; and spawn.c records the change before the child is made. */
+/* The child opens the file inside libc, unseen by the library. So if `path` leads to a copy, this
+ * function replaces `path` by the path of the source's file. spawn.c records the change before the
+ * child is made. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

@@ -17,17 +17,17 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This comes before the call, so that no thread stores during the call whether it sees the
-         * sources (roots.h). */
+        /* This comes before the call. Otherwise, a thread might check during the call whether it
+         * sees the sources (roots.h), and store an answer that the call makes wrong. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* With CLONE_NEWNS, later mounts concern this process alone and the library does not see them, so
- * it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread gets a root
- * directory of its own. */
+/* With CLONE_NEWNS, the process gets its own mounts. The library does not see later changes of
+ * these mounts, so it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread
+ * gets a root directory of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))

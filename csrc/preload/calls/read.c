@@ -1,10 +1,10 @@
 /* Reads on descriptors of source files whose copies are being filled, or were filled after the
  * open.
  *
- * Bytes that the copy already has come from the copy. For bytes that are being filled, the read
- * waits. In any doubt, the source answers. A read at the descriptor's own offset first claims its
- * range with one lseek, which the kernel makes atomic for all who share the offset, and then reads
- * that range. */
+ * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
+ * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has
+ * two steps. It first claims its range by moving the offset with one lseek, which is atomic for all
+ * threads and processes that share the offset. Then it reads the claimed range. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -25,7 +25,7 @@
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
-/* Most bytes that the kernel moves in one call. */
+/* Maximum number of bytes that the kernel moves in one call. */
 #define MOST 0x7ffff000UL
 
 /* --- which file ------------------------------------------------------------------------------- */
@@ -104,7 +104,8 @@ static int is_coming(const struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Reads the beginning of the range [w->at, w->at + w->n), which lies within the file, from the
- * copy. Returns the number of bytes; the caller reads the rest from the source. */
+ * copy. Returns the number of bytes read; the caller reads the following bytes of the range from
+ * the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -144,13 +145,13 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     return w->at - begin;
 }
 
-/* Result of a read whose descriptor another thread has closed, or replaced by one of another
- * file. */
+/* Result of a read during which another thread has closed the descriptor, or has made it refer to
+ * another file. */
 #define OTHER_FILE (-2)
 
-/* Opens the source's file by its name, for the library's own use, because another thread has closed
- * the descriptor with which a call began. Returns -1 if the name leads to another file now. The
- * caller closes the descriptor with monarch_close_unseen. */
+/* Opens the source's file by its name, for the library's own use. This is needed if another thread
+ * has closed the descriptor with which a call began. Returns -1 if the name leads to another file
+ * now. The caller closes the descriptor with monarch_close_unseen. */
 __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
@@ -179,9 +180,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be of that file, and are not used. The descriptor
- * may have been promoted: then the copy is complete and gives the bytes. Otherwise, the source's
- * file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. There are
+ * two cases. If the descriptor was promoted, the copy is complete, and the bytes are read from it.
+ * Otherwise, the source's file is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -227,8 +228,8 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes; if so, *w describes the file.
- * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
+/* Returns whether the copy may serve a call that asks for n bytes. If it may, *w then describes the
+ * file. flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -281,12 +282,13 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or as many as are left, by moving the offset past them,
- * because several threads or processes may read at that offset at the same time. The claimed range
- * is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because no bytes are left or because
- * the descriptor may belong to another file by now. tracked: the descriptor's word in the table. */
+/* Claims the next n bytes of the file, or all bytes up to its end if these are fewer. Moves the
+ * offset past the claimed bytes, so that other threads and processes that read at this offset get
+ * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed: the
+ * offset is at the end of the file, or the descriptor may belong to another file by now. tracked:
+ * the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The result is also -1 if the offset would become too large. The kernel moves the offset
+    /* The seek also fails if the offset would become too large. The kernel moves the offset
      * atomically, even for processes that share the offset but have their own table of
      * descriptors. */
     long end = monarch_track_seek(fd, tracked, (long)n);
@@ -350,9 +352,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, with `most` bytes in all. Stops after a part that could not
- * be filled completely, because of the end of the file or an error. Returns OTHER_FILE if the
- * descriptor belongs to another file and nothing was read. */
+/* Fills the parts one after the other, with at most `most` bytes in all. Stops after the first part
+ * that it cannot fill completely, because of the end of the file or an error. Returns OTHER_FILE if
+ * the descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -426,9 +428,9 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* A copy is opened and closed by raw system calls, because open is a cancellation point while mmap
- * is not. Under ThreadSanitizer, libc's functions are used instead, because ThreadSanitizer follows
- * descriptors by the calls of these functions. */
+/* A copy is opened and closed by raw system calls. Libc's open is a cancellation point, and mmap
+ * must not be one. Under ThreadSanitizer, libc's functions are used instead, because
+ * ThreadSanitizer follows descriptors by the calls of these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -517,8 +519,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* If an older mapping is still registered at these addresses, it was removed by a system call
-     * that the library did not see. */
+    /* An older mapping may still be registered at these addresses, if a system call that the
+     * library did not see has removed it. It is forgotten now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

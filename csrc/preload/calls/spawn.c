@@ -1,9 +1,10 @@
 /* Before a call of posix_spawn, records the files that the child will open for writing.
  *
  * The child opens these files inside libc, unseen by the library. A relative path starts from the
- * child's directory, which earlier actions may change, so the whole list of actions is needed to
- * tell which file is meant. The list has libc's private layout. That layout has never changed, and
- * it is checked, on a list that libc makes for the check, before the first list is read. */
+ * child's directory, which earlier actions may change. So the library reads the whole list of
+ * actions to tell which file is meant. The list has libc's private layout. That layout has never
+ * changed. Before the first list is read, a list that libc makes for this purpose shows whether the
+ * layout is as expected. */
 #include <errno.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have more */
+enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have further tags */
 
 struct action {
     int tag;

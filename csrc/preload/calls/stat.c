@@ -1,7 +1,8 @@
 /* Reports the attributes of files as if they had no copies.
  *
- * By path, the attributes come from the catalog, as long as it may answer. By descriptor, they come
- * from the kernel; if it is a descriptor of a copy, the catalog's attributes replace the copy's. */
+ * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
+ * descriptor, they come from the kernel. For a descriptor of a copy, the catalog's attributes then
+ * replace the copy's. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -60,11 +61,11 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* Replaces mode, owner, number of links and ctime by those that the source's file has now. If the
- * path leads to another file by now, or the file's size has changed, the attributes stay those of
- * the version that was opened. So does the ctime if the file was written to, because it would not
- * belong to the mtime. This is a separate function, because it needs stack space for a path, which
- * few calls need. */
+/* Replaces mode, owner, number of links and ctime by the current values of the source's file.
+ * Replaces nothing if the path leads to another file by now, or the file's size has changed: *st
+ * then keeps the values of the version that was opened. Keeps the ctime if the file's mtime has
+ * changed, because the new ctime would not fit the old mtime. This is a separate function, because
+ * its buffer takes much of the stack, and few calls need it. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -82,8 +83,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* Replaces a copy's attributes by those that its source file had in the version that was opened.
- * Returns the entry, or NULL if `st` is not of a copy. */
+/* If `st` describes a copy, replaces its attributes by those of the source file, in the version
+ * that was opened. Returns the copy's entry, or NULL if `st` does not describe a copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -105,8 +106,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Makes the system call itself in place of stat, lstat and fstatat, which glibc before 2.33 does
- * not export. */
+/* Makes the system call. This function replaces stat, lstat and fstatat, which glibc before 2.33
+ * does not export. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -132,8 +133,9 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* If a copy is removed between the kernel's answer and this check, the check does not recognize
-     * it. A second answer then shows a link count of 0, by which the copy is found. */
+    /* If a copy is removed between the kernel's answer and the call of `correct`, that call does
+     * not recognize the copy. A second answer of the kernel then shows a link count of 0, and with
+     * it `correct` recognizes the copy. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -221,9 +223,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets the mtime of a file that may be a copy, because the stamp by which some copies are found is
- * in their mtime (monarch_stamp). If the caller has not asked for the mtime, newer kernels have not
- * returned it in *x. */
+/* Gets the mtime of a file that may be a copy. Some copies are found by a stamp in their mtime
+ * (monarch_stamp). If the program's call did not ask for the mtime, newer kernels leave it out of
+ * *x, and this function asks for it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -235,7 +237,8 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* This is a separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because its buffer takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -13,8 +13,8 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Returns whether the mode only reads: it begins with "r", and has no '+' before the comma that may
- * introduce a character set. */
+/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. What follows a
+ * comma does not matter, because it names a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);
@@ -50,9 +50,9 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* Opens a stream on a copy. The copy is opened with O_NOFOLLOW, for which fopen has no mode, in
- * case a link is in the copy's place. Returns NULL for a mode that only fopen understands (`ccs=`);
- * the caller then opens the source. */
+/* Opens a stream on a copy. Uses open instead of fopen, because a link in the copy's place must not
+ * be followed, and fopen has no mode for O_NOFOLLOW. Returns NULL for a mode that only fopen
+ * understands (`ccs=`); the caller then opens the source. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -87,8 +87,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* This function and the others with a path on the stack are separate functions, because programs
- * may read files from threads with small stacks. */
+/* Each function with a path buffer is separate, so that other calls do not need stack space for the
+ * buffer: programs may read files from threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -110,7 +110,7 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
 }
 
 /* freopen closes the stream even if it fails. So the copy is opened first, and freopen gets the
- * name in /proc of the copy's descriptor, which can be opened even if the copy was removed. */
+ * name of the copy's descriptor in /proc. That name can be opened even if the copy was removed. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];

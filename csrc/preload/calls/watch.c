@@ -1,4 +1,4 @@
-/* inotify watches: a file that is watched for opens or reads is read from the source from then on.
+/* Handles inotify watches. Once a file is watched for opens or reads, it is read from the source.
  *
  * The watching program would not see opens and reads of the copy, so all programs read the
  * source. */

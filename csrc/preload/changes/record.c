@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether there is a daemon that must learn of changes. *s gets its session, or NULL if there is no
- * room to map it. */
+/* Whether there is a daemon that must learn of changes. *s gets its session, or NULL if this
+ * process lacks the address space to map the session. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -56,7 +56,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        size_t n = directory->path_len; /* 0 for the root, below which everything lies */
+        /* 0 for the source's own directory, below which all its files lie */
+        size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
             monarch_mark_changed(s->clients, dev, entries[i].ino);
@@ -138,7 +139,7 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory of `path`, which must not be empty and is cut in place. */
+/* Marks the directory of `path` as changed. `path` must not be empty, and is cut in place. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);
@@ -177,7 +178,7 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory of a file that was created. The directory is found by the path that the
+/* Marks the directory of a created file as changed. The directory is found by the path that the
  * kernel reports for the file, because `path` may contain a link. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
     struct session *s;

@@ -7,24 +7,25 @@
 #include "preload/process/attributes.h"
 
 /* These functions record that a file has changed, so that its copy is no longer served. A file that
- * is not on a source's device is not recorded; monarch_changed_path returns whether the file is on
- * such a device. monarch_changed_tree is for renamed directories. */
+ * is not on a source's device is not recorded. monarch_changed_path returns whether the file is on
+ * a source's device. monarch_changed_tree is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
 /* Records the change for a call that changes the file to which `path` leads, and returns the path
- * to pass to that call. That is `path` itself, unless `path` leads to a copy (/proc/self/fd/N and
- * the like). Then it is the path of the source's file, in `real` (MONARCH_PATH_MAX bytes). If that
- * path no longer leads to the source's file, `real` is empty: the call then fails with ENOENT, and
- * no other file is changed. */
+ * to pass to that call. If `path` leads to a copy (as /proc/self/fd/N may), that is the path of the
+ * source's file, in `real` (MONARCH_PATH_MAX bytes). Otherwise it is `path` itself. If the source's
+ * file is no longer at its path, `real` is empty: the call then fails with ENOENT, and no other
+ * file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
 /* Like monarch_path_to_change, for a call on the descriptor `fd`. Returns NULL if `fd` is not a
  * descriptor of a copy; the call then uses `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);
-/* monarch_is_copy returns whether `fd` is a descriptor of a copy; monarch_leads_to_copy, whether
- * the path leads to a copy (by the name of a descriptor in /proc or /dev). If so, `real` gets the
- * path of the source's file, as in monarch_path_to_change. No change is recorded. */
+/* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
+ * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. For a
+ * copy, `real` gets the path of the source's file, as in monarch_path_to_change. No change is
+ * recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
 /* Like monarch_leads_to_copy, but first compares the beginning of the path, which rules out nearly
@@ -48,8 +49,8 @@ static inline int monarch_needs_mode(int flags) {
 }
 
 /* Whether an open with these flags may change the file or create one. O_TRUNC changes it even with
- * O_RDONLY. The access mode O_WRONLY | O_RDWR, which Linux has only for ioctl, counts too, because
- * the kernel requires write permission for it. */
+ * O_RDONLY. The result is 1 for the access mode O_WRONLY | O_RDWR too. Linux has this mode only for
+ * ioctl, but the kernel requires write permission for it. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
@@ -63,8 +64,8 @@ int monarch_means_descriptor(const char *path, int flags);
 void monarch_changed_names(int dir, const char *path);
 /* Like monarch_changed_names, for a path that the function may cut in place. */
 void monarch_changed_names_of(int dir, char *path);
-/* Call this after an open of `path` that may have created the file. Records that the listing of its
- * directory is no longer valid. `real` is a buffer for a path. */
+/* Call this after an open of `path` that may have created the file. Records that the listing of the
+ * file's directory is no longer valid. `real` is a buffer for a path. */
 void monarch_made(int fd, int dir, const char *path, char *real);
 /* Call this after an open of `path` that may write to the file and, if `created` is set, may have
  * created it. Records both changes. Returns what monarch_fd_to_change would return. */

@@ -126,10 +126,11 @@ static void read_locks_of(int fd, void *data) {
 /* --- preserving locks ------------------------------------------------------------------------- */
 
 /* Takes the process's read locks a second time, so that they are held while a descriptor of the
- * file is closed. They are taken through an open file of the library's own, to which only a mapping
- * refers afterwards. So the open file can be released by an unmapping; a close would drop the locks
- * that take_again has just taken. Write locks cannot be taken a second time, so another process may
- * take them in between. Returns the mapping, or a negative number if there is none. */
+ * file is closed. This function takes them through an open file of its own. It then closes the
+ * descriptor of this open file, and keeps only a mapping of it. The caller later releases the open
+ * file by unmapping: a close at that time would drop the locks that take_again has just taken.
+ * Write locks cannot be taken a second time, so another process may take them in between. Returns
+ * the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);

@@ -18,11 +18,11 @@ int monarch_has_locks(uint64_t dev, uint64_t ino);
  * process may take it in between. kept: another descriptor of the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
-/* While a closing (a call of monarch_close_unseen) is under way, a lock that another thread takes
- * may be lost, a lock that another thread releases may come back, and a lock may be refused because
- * the closing holds it. So a thread that changes a lock first waits until no closing is under way.
- * If a closing has begun during the change, the thread repeats the change, up to
- * MONARCH_LOCK_ROUNDS times:
+/* A closing is a call of monarch_close_unseen. While it is under way, locks of other threads may go
+ * wrong: a lock that a thread takes may be lost, a lock that a thread releases may come back, and a
+ * lock may be refused because the closing holds it. So a thread that changes a lock first waits
+ * until no closing is under way. If a closing has begun during the change, the thread repeats the
+ * change, up to MONARCH_LOCK_ROUNDS times:
  *
  *     do
  *         if (!monarch_await_closings(&closings))

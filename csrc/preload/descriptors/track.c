@@ -57,9 +57,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 }
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files, so the child marks all words as shared. A thread of the parent may
- * have been about to replace a descriptor or seek on it. It does so only in the parent, so the
- * child clears the flags of such threads. */
+ * offsets of all open files, so the child marks all words as shared. A flag may say that a thread
+ * of the parent is about to replace the descriptor or to seek on it. The child has no such thread,
+ * so it clears these flags. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -98,7 +98,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     monarch_track_mark();
     /* A child of vfork may write a word with TRACK_DIRECT into a slot that its parent does not use.
      * That does no harm: the parent's reads still go to the kernel, and the daemon checks each
-     * descriptor that it is handed. */
+     * descriptor that a program hands over. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -170,11 +170,11 @@ void monarch_track_again(int fd, int fresh) {
  * /proc by this value. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Limit for a close that waits for threads which seek on its descriptor. Normally the close waits
- * until /proc shows that the threads' calls are inside the kernel. If /proc cannot be read (no
- * descriptor is free, or the process is not dumpable), the close waits for this many rounds of
- * sys_relax in all, less than a second, and then assumes that the calls are inside. The limit
- * counts rounds, not time, because time also passes while a process is stopped. */
+/* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
+ * until /proc shows that the threads' calls are inside the kernel. /proc cannot be read if no
+ * descriptor is free, or if the process is not dumpable. The close then waits for this many rounds
+ * of sys_relax in all (less than a second), and after that assumes that the calls are inside. The
+ * limit counts rounds, not time, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
@@ -243,7 +243,7 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Whether the descriptor is never promoted, so that it need not be pinned. */
+/* Whether the descriptor is never promoted. Such a descriptor need not be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
@@ -294,8 +294,8 @@ static void end_seek(int fd, uint64_t seek) {
 }
 
 /* Signals are blocked, so that a signal handler that closes the descriptor does not wait for its
- * own thread. Nothing is lost by that while lseek waits: a signal would not end that wait
- * anyway. */
+ * own thread. Blocking them changes nothing while lseek waits in the kernel, because a signal would
+ * not end that wait anyway. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

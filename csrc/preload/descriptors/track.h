@@ -6,15 +6,16 @@
 
 #include "preload/session/session.h"
 
-#define MONARCH_TRACKED 65536 /* only lower descriptors are tracked; others read the source */
+/* only lower descriptor numbers are tracked; reads of others go to the source */
+#define MONARCH_TRACKED 65536
 
 /* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
  * number of the open (23 bits), number of the entry + 1 (26 bits, from bit 32 on), more flags. */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor and relies on it to stay unchanged. Any other thread that is
- * about to change the descriptor waits until it is unpinned, or until the pinning thread has
- * replaced it by a descriptor of the copy. */
+/* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
+ * about to change the descriptor waits. It waits until the descriptor is unpinned, or has been
+ * promoted by the pinning thread. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
@@ -66,21 +67,21 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
- * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0 if the
- * table describes another process's descriptors, or if the descriptor is not tracked or is one that
- * is never promoted. Also returns 0 if `expected` is not 0 and differs from the descriptor's
- * word. */
+/* Pins the descriptor. Until it is unpinned, no other thread changes its word. Signals are blocked
+ * meanwhile, so that no signal handler waits for the thread that it has interrupted. Returns 0 if
+ * the descriptor is not pinned, for one of four reasons: the table describes another process's
+ * descriptors; the descriptor is not tracked; it is never promoted; or `expected` is not 0 and
+ * differs from the descriptor's word. */
 struct monarch_pin {
     uint64_t word, signals;
 };
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
-/* Calls lseek(fd, by, SEEK_CUR) on the open file of the word `tracked`. The call waits for other
- * threads' reads of that open file, but a thread that closes or replaces the descriptor does not
- * wait for this call. Returns the new offset. Returns -1 if the offset was not moved, usually
- * because the descriptor refers to another open file by now. */
+/* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
+ * describes. The call waits for other threads' reads of that open file, but a thread that closes or
+ * replaces the descriptor does not wait for this call. Returns the new offset. Returns -1 if the
+ * offset was not moved, usually because the descriptor refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which
@@ -93,8 +94,8 @@ static inline void monarch_untrack(int fd) {
 /* Removes the descriptor's word if it still equals `seen`. Does not wait, and leaves a later word
  * alone. */
 void monarch_untrack_seen(int fd, uint64_t seen);
-/* Stops tracking all descriptors of the session that has this number, so that another session can
- * get the number. */
+/* Stops tracking all descriptors of the session with this number. Another session can then get the
+ * number. */
 void monarch_untrack_session(unsigned number);
 /* Call this in the child of a fork. Makes the table describe this process. */
 void monarch_track_adopt(void);

@@ -3,18 +3,18 @@
 
 #include "preload/fill/serve.h"
 
-/* Waits up to a second for a copy that does not exist yet. This function is for opens after which
- * the library does not see the reads, such as fopen. Returns whether there is a copy now; if so,
- * o->copy is the path to open. */
+/* Waits up to a second for a copy that does not exist yet. This function is for opens such as
+ * fopen, after which the library does not see the reads. Returns whether there is a copy now; if
+ * so, o->copy is the path to open. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
 /* Waits for the copy of a small file whose fill is queued or under way, or that this node fills
  * from another node. The wait saves the source an open and a read. This function is for opens after
- * which the library sees the reads. Returns whether there is a copy now; `o` is then as after
- * monarch_look_up. A fill that is queued is moved to the front.
+ * which the library sees the reads. Moves a queued fill to the front of the queue. Returns whether
+ * there is a copy now; `o` then describes it as after monarch_look_up.
  *
- * The wait lasts at most a second if the file comes from another node, or if the file is one that a
- * program's own reads can fill (monarch_may_read_direct). For any other file, the wait lasts at
- * most 1.2 times as long as an open and a read at the source take this process on average. */
+ * The wait lasts at most a second if the file comes from another node, or if programs may read the
+ * file directly (monarch_may_read_direct). For any other file, the limit is 1.2 times the mean time
+ * that this process needs for an open and a read at the source. */
 int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags,
                          struct monarch_opening *o);

@@ -5,13 +5,14 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Most units that one call demands at a time: the unit that it needs first, and the next ones. */
+/* Maximum number of units that one call demands at a time: the unit that it needs first, and the
+ * units after that. */
 #define AHEAD 8
-/* Most slots that are tried for one demand. */
+/* Maximum number of slots that are tried for one demand. */
 #define TRIES 32
 /* Interval at which a waiting reader checks whether the daemon has made progress [ns]. Each filled
- * unit counts as progress. If a check finds none, the reader rings the daemon. The daemon's loop
- * then increments its heartbeat, which also counts as progress. */
+ * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
+ * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
 /* A reader gives up its wait after this time without progress [ns]. Tests set a longer time,
  * because a busy machine may delay the daemon for longer. */
@@ -25,7 +26,7 @@
 #endif
 /* A wait that times out adds this much to the debt of its file, and to the debt of the process
  * [ns]. While a debt is too large, reads go to the source without a wait. Passing time repays
- * debts, so a few delays in a long life disable nothing for good. */
+ * debts, so after a few delays, a process that lives on will wait again. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -74,8 +75,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`, so a larger value
- * comes from another clock (in a child with its own time namespace), and counts as 0. */
+/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value comes
+ * from another clock: the process may have been forked into its own time namespace. Such a value
+ * counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -107,9 +109,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait that has timed out. If the caller has set a limit, the wait was for a whole file,
- * parts of which may still come, so the wait adds to waste_debt only. A wait that replaces an open
- * of the source (is_instead) is not noted here but in await.c. */
+/* Notes a wait that has timed out. If the caller has set a limit, the wait was for a whole file.
+ * Parts of the file may still come, so such a wait adds to waste_debt only. If the wait replaced an
+ * open of the source (is_instead), await.c notes it, and this function does nothing. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -133,7 +135,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits belong to this copy only if the slot has not passed to another copy meanwhile. */
+    /* The bits belong to this copy only if the slot was not given to another copy meanwhile. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

@@ -44,10 +44,11 @@ static inline int monarch_is_fast(const struct session *s, const struct monarch_
 }
 
 /* Returns how many of the wanted bytes, counted from the first, can be read now from the copy that
- * `word` names. Returns -1 if they never can, or if `fills` is not mapped. */
+ * `word` names. Returns -1 if they can never be read from that copy, or if the segment `fills` is
+ * not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
-/* Demands the missing units, and waits until the first of them may be there. Returns 0 if the
+/* Demands the missing units, and waits until the first of them may be filled. Returns 0 if the
  * caller must read the source instead. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 

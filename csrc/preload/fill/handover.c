@@ -26,7 +26,7 @@
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
-/* Most digits of the number in a socket's name. */
+/* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
@@ -137,8 +137,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* Per descriptor, how much was read of a file without an entry. If two descriptors share a slot,
- * the earlier one is forgotten. */
+/* Counts how much was read of files without an entry, one slot per descriptor. If two descriptors
+ * share a slot, the earlier descriptor is forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -245,12 +245,13 @@ static int send_entry(int fd, uint64_t id, int is_read) {
     return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
-/* Hands over a file that has an entry. Returns whether this descriptor, or another one of the file,
- * was sent. If the library has missed a close, the descriptor may belong to another file by now;
- * the daemon checks that. The descriptor is not sent if the open file may have locks or is shared
- * with other processes; the daemon must then open the file itself. TRACK_HANDED and the claim are
- * set before the check for locks. A thread that takes a lock does the reverse: it notes the lock
- * first and then looks for the claim. So at least one of the two threads sees the other. */
+/* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
+ * file was sent. If the library has missed a close, the descriptor may belong to another file by
+ * now; the daemon checks that. The descriptor is not sent if the open file may have locks or is
+ * shared with other processes; the daemon must then open the file itself. TRACK_HANDED and the
+ * claim are set before the check for locks. A thread that takes a lock does the reverse: it notes
+ * the lock first and then looks for the claim. So at least one of the two threads sees the
+ * other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -292,8 +293,8 @@ static uint64_t offset_of(int fd) {
 }
 
 /* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file decides: if all reads were sequential, it ends at
- * the offset that equals the number of bytes read so far. For a small file, the result is 0,
+ * the read that completes 1 / PART of the file decides. If all reads were sequential, this read
+ * ends at an offset equal to the number of bytes read so far. For a small file, the result is 0,
  * because the program is assumed to read the file completely. bytes: number of bytes that were read
  * so far, including this read. n: number of bytes of this read. end: the offset where this read
  * ended, or -1 for a read at the descriptor's own offset. */

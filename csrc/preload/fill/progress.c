@@ -6,13 +6,13 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* A program that has read 1 / PART of a file before there was a copy is assumed to read the rest
- * too. */
+/* If a program has read 1 / PART of a file before there was a copy, it is assumed to read the whole
+ * file. */
 #define PART 8
 #define STREAMS 64
 
-/* Per slot, how much this process has read of a file: entry << 40 | bytes. If two files share a
- * slot, a read of one resets the count of the other. */
+/* Each slot counts how many bytes of one file this process has read: entry << 40 | bytes. If two
+ * files share a slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
 /* Open streams on copies. If two streams share a slot, the later one replaces the earlier one. */
@@ -87,8 +87,8 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* If the descriptor's offset is at the end of the file, notes that the file was read to its end: a
- * stream has read the bytes before the offset. */
+/* Looks at the offset to which a stream has read. If it is the end of the file, notes that the file
+ * was read to its end. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -135,7 +135,7 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* If most of the recent files took less than these limits, the library follows only one file in
- * this many. */
+ * FOLLOWED. */
 #define FOLLOWED 256
 /* Value of a share if all opens, or all reads, took less than the limit. */
 #define SHARE_ALL 1024U

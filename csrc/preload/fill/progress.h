@@ -1,8 +1,8 @@
 /* Follows how much programs have read of files without a copy, and measures how long opens and
  * reads at the sources take.
  *
- * The daemon learns which files were read to their end, and fills the other files of their
- * directories. The progress is a hint: if it is lost, the other files are filled later. */
+ * The daemon learns which files were read to their end, and then fills other files of the same
+ * directories. The progress is a hint: if it is lost, these other files are filled later. */
 #pragma once
 
 #include <stdio.h>

@@ -12,8 +12,8 @@
 #include "shared/sys.h"
 
 /* Counts for `fill_after`, which delays the fill of a file until a program has asked for a certain
- * share of it. Each slot holds how much this process has asked for of one file: entry << 32 | KiB.
- * If two files share a slot, a read of one resets the count of the other. */
+ * share of it. Each slot counts how many KiB of one file this process has asked for: entry << 32 |
+ * KiB. If two files share a slot, a read of one resets the count of the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -41,9 +41,9 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 
 /* Tells the daemon of a file that the catalog does not know. The daemon gets the path that the
  * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
- * the daemon asks the source about each path that it gets, and a path that leads to no file must
- * not cost that. This is a separate function, because it needs stack space for a path, which few
- * opens need. */
+ * the daemon asks the source about each path that it gets, which would be wasted on a path that
+ * leads to no file. This is a separate function, because its buffer takes much of the stack, and
+ * few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -57,8 +57,8 @@ __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, i
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
-/* If the kernel does not keep the pages of a source, one in this many of its files is still read as
- * if the kernel kept its pages. */
+/* If the kernel does not keep the pages of a source, one in LOOKS of its files is handled as if the
+ * kernel kept them. */
 #define LOOKS 128
 
 /* Without pages of the file in the page cache, a program's reads cannot serve as the fill: the

@@ -19,16 +19,16 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
  * While the claim lasts, the daemon does not fill the file ahead, and delays a fill that its policy
  * has ordered. */
 
-/* Whether a program's reads of the file can serve as its fill. They cannot if the file is empty or
- * too large, if its source is fast (monarch_is_fast) or keeps no pages (monarch_keeps_pages), if a
- * lock on the file was seen, or if nodes share the files and this node is not the one that reads
- * this file from the source. */
+/* Whether a program's reads of the file can serve as its fill. They cannot in any of these cases:
+ * the file is empty or too large; its source is fast (monarch_is_fast); the kernel keeps no pages
+ * of the source (monarch_keeps_pages); a lock on the file was seen; or nodes share the files, and
+ * this node does not read this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether the reads of a program that opens the file now are to serve as the file's fill. They are
- * if all of this is true: they can (monarch_may_read_direct); the file has no copy; no fill of the
- * file has begun; and no program has requested a fill since the daemon last took the requests. A
- * fill that policy has ordered counts as begun only once a thread works on it. word: the entry's
- * word. */
+/* Whether a program that opens the file now is to fill it by its own reads. All of this must be
+ * true: the reads can serve as the fill (monarch_may_read_direct); the file has no copy; no fill of
+ * the file has begun; and no program has requested a fill since the daemon last took the requests.
+ * A fill that the daemon's policy has ordered has begun only once a thread works on it. word: the
+ * entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
@@ -39,8 +39,7 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
  * a bit for each source in which the file may lie. For one file in LOOKS (request.c), the result is
- * 1 in any case, so that the handover of that file shows whether the kernel now keeps the source's
- * pages. */
+ * always 1. The handover of that file shows whether the kernel now keeps the source's pages. */
 int monarch_keeps_pages(const struct session *s, uint32_t sources, uint64_t id);
 /* Whether the claim's descriptor was handed over, or is about to be, and the daemon has not closed
  * it yet. Meanwhile, the claim must keep its slot, because another thread may wait for the claim's
@@ -53,6 +52,6 @@ uint64_t monarch_begin_claim(struct session *s, uint64_t id);
 /* Ends the claim `claim`, even if another thread has added MONARCH_CLAIM_RECALLED to it
  * meanwhile. */
 void monarch_cancel_claim(struct session *s, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless the descriptor is on its way to the daemon, which then ends the
- * claim itself. */
+/* Ends the file's claim, unless a descriptor of the file was handed over. In that case, the daemon
+ * ends the claim. */
 void monarch_give_up_claim(struct session *s, uint64_t id);

@@ -51,8 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
 }
 
 /* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
- * daemon is not woken. Until it has looked, further opens of the file find the bits set, and only
- * load them. */
+ * daemon is not woken. Until the daemon has looked, further opens of the file find the bits set,
+ * and change nothing. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -146,7 +146,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     o->id = MONARCH_OUTSIDE;
     o->served = o->waited = o->is_new = o->claimed = o->is_alone = 0;
     o->word = o->version = 0;
-    /* Opens with O_PATH or O_DIRECTORY open no file; for O_DSYNC see monarch_copy_flags. */
+    /* An open with O_PATH or O_DIRECTORY reads no file. For O_DSYNC see monarch_copy_flags. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
         return 0;
     if (!monarch_aim(s, dir, path, 1, a)) {
@@ -192,8 +192,9 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* Only a file's owner may use O_NOATIME. A caller that does not own the file still owns its
-     * copy: it could open the copy with O_NOATIME, although the source must refuse that. */
+    /* Only a file's owner may use O_NOATIME. But the caller owns the copy, even if it does not own
+     * the file. So an open of the copy with O_NOATIME would succeed although an open of the file
+     * must fail. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

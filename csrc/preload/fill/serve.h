@@ -12,7 +12,7 @@ struct monarch_opening {
     /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
      * in a source, but not in the catalog */
     int64_t id;
-    int served;       /* 1: `copy` is the path to open instead */
+    int served;       /* 1: the copy is to be opened, by the path `copy` */
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
@@ -26,8 +26,8 @@ struct monarch_opening {
 };
 
 /* Looks up a path for an open or a similar call, and stores the outcome in *out. If the file has no
- * copy, requests one from the daemon, unless the program's own reads are to serve as the fill;
- * out->claimed is then 1. */
+ * copy, there are two cases. If the program's own reads are to serve as the fill, claims the file
+ * and sets out->claimed to 1. Otherwise requests a copy from the daemon. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
 /* The next two functions are the two steps of monarch_look_up. Between them, the caller can open
@@ -51,18 +51,18 @@ static inline int monarch_is_plain(int flags) {
 static inline int monarch_copy_flags(int flags) {
     return flags | O_NOFOLLOW | (__builtin_expect(flags & O_NOFOLLOW, 0) ? O_DSYNC : 0);
 }
-/* Returns the flags that F_GETFL must show for a copy's descriptor: those with which the program
- * opened the file. */
+/* Returns the flags that F_GETFL must show for a copy's descriptor: the flags with which the
+ * program opened the file. */
 static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call this after an open at the source that succeeded. flags: the flags of the open. took_ns: how
- * long it took. fd: its result. */
+/* Call this after an open at the source that succeeded. flags: the flags of the open. took_ns: the
+ * duration of the open. fd: the result of the open. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
-/* Call this after an open at the source that failed. If the file was claimed, requests a fill
- * instead, by which the daemon learns whether the file has changed. */
+/* Call this after an open at the source that failed. If the file was claimed, ends the claim and
+ * requests a fill. The fill shows the daemon whether the file has changed. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 

@@ -9,12 +9,13 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has SETS * WAYS entries, one per directory. If the set of a new directory is full, the
- * new directory replaces another one, which is learned again when it is next used. */
+/* The table has an entry per directory. It consists of SETS sets of WAYS entries; a directory's key
+ * selects its set. If that set is full, a new directory replaces another one, which is learned
+ * again at its next use. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into one. So in such a directory, one
- * open in this many checks again, by one fstat, where the file lies. */
+/* A directory that leads to no source may later get a link into one. So one in LOOK_AGAIN opens in
+ * such a directory checks again, with an fstat, where the opened file lies. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -22,8 +23,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each is atomic and consists, from the highest bit on, of bits of the hash,
- * the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is free. */
+/* Entries of the table. Each entry is atomic. It consists, from the highest bit on, of bits of the
+ * key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is
+ * free. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -49,9 +51,9 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Returns the entry that has the key. If there is none, returns a free entry. If the set has no
- * free entry either, returns the entry to be replaced, which is one with the lowest lead: a
- * directory that leads elsewhere is preferred, because it is cheap to learn again. */
+/* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
+ * returns the entry to be replaced: an entry with the lowest lead. A directory that leads elsewhere
+ * is thus replaced first, because it is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -86,9 +88,9 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Finds a directory, above the path's directory, that is known to lead into a source. The path's
- * directory then leads there as well, which is recorded in the table. Returns the entry of the
- * directory above, or 0. */
+/* Finds a directory, above the path's directory, that is known to lead into a source. If there is
+ * one, records in the table that the path's directory leads into the source too, and returns the
+ * upper directory's entry. Otherwise returns 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -102,8 +104,8 @@ static uint64_t inherit(const char *path, size_t directory) {
 }
 
 /* Returns the entry of the path itself, which may be the link that leads into a source. If the path
- * has none, returns `word`, the entry of the path's directory. If that is 0, returns the entry of a
- * directory above it. */
+ * has no entry, returns `word`, the entry of the path's directory. If `word` is 0, returns the
+ * entry of a directory above the path's directory. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -137,8 +139,8 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Gets the identity of the directory to which `path` leads. Returns 0 if it leads to none. The
- * attributes that the kernel has cached suffice, so the source's server is not asked. */
+/* Gets the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
+ * directory. Does not ask the source's server if the kernel has cached the attributes. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
@@ -146,8 +148,8 @@ static int look(const char *path, struct statx *x) {
 }
 
 /* Whether two calls of look have seen the same directory through the same mount. Two mounts of one
- * directory may have different mounts below them. Older headers do not define the field of the
- * mount's id, which follows the device. */
+ * directory may have different mounts below them. Older headers do not name the field of the
+ * mount's id, so it is read by its position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -199,8 +201,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The entry's copy was made from the daemon's view of the source, so this process must see
-         * the same root directory. */
+        /* The daemon has made the copy from the source as the daemon sees it. So the source's path
+         * must lead this process to the same directory. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;

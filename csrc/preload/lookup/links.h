@@ -2,8 +2,8 @@
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
  * records where directories have led. An entry of the table is a hint: before a copy is served, the
- * hint is checked by a system call. So entries may be outdated or lost, and the table needs no
- * lock, neither in signal handlers nor across forks. */
+ * hint is checked by a system call. So entries may be outdated or lost. The table thus needs no
+ * lock, not even for signal handlers and forks. */
 #pragma once
 
 #include <sys/stat.h>
@@ -43,8 +43,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                            const char *path, int follow, uint32_t *version);
 
 /* Call this after an open, at the source, of a path whose hint was MONARCH_LEAD_NEW. Learns where
- * the path leads. Returns whether it leads to a file of a source; if so, a look-up of the path may
- * find the file now. */
+ * the path leads. Returns whether the path leads to a file of a source. If it does, the caller can
+ * look the path up again, and may now find the file. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
  * monarch_learn_listed after an opendir. Nothing is learned from stats of files, because there are

@@ -13,8 +13,8 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Whether the catalog may still answer: it may for a limited time after the directories were
- * compared with the source. */
+/* Whether the last comparison of the directories with the source is so recent that the catalog may
+ * still answer. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -48,10 +48,11 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Whether the directory has not changed since it was listed. The answer is as fresh as that of a
- * plain opendir: NFS asks its server whenever a directory is opened, and FUSE whenever one is
- * listed. A plain stat is not enough, because its cached attributes may be a minute older. This is
- * a separate function, because it needs stack space for the attributes, which few calls need. */
+/* Whether the directory has not changed since it was listed. Without the library, a listing would
+ * be fresh: NFS asks its server whenever a directory is opened, and FUSE whenever a directory is
+ * listed. So the statx asks the server too (AT_STATX_FORCE_SYNC); the attributes that a plain stat
+ * returns may have been cached a minute ago. This is a separate function, so that only the few
+ * calls that need it have the attributes on their stacks. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -99,10 +100,10 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked again after the look, because the daemon may just have stored the new
-     * times of a changed directory. The look has then compared with the new times, and has found no
-     * change. But the daemon marks the directory before it stores the times, so this check sees the
-     * mark. */
+    /* The listing is checked again after the look. Before the look, the daemon may have stored the
+     * new times of a changed directory. The look then compares with the new times and finds no
+     * change. But the daemon marks the directory before it stores the times, so this second check
+     * sees the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

@@ -28,20 +28,20 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
  * must see a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace them
- * meanwhile, so that what was read may be of two versions. */
+/* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
+ * attributes meanwhile. Some of the attributes read may then be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the time since the last comparison of the directories with the source is less than
- * `revalidate`. If it is not, asks the daemon for a comparison. */
+/* Whether the directories were compared with the source less than `revalidate_ns` (struct
+ * monarch_control) ago. If they were not, asks the daemon for a comparison. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,
  * otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
 /* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
- * the source is valid, looks again, by a statx of `path`, which is the path by which the caller has
- * found the entry. */
+ * the source is valid, looks again with a statx of `path`. The caller must have found the entry by
+ * this `path`. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
 /* Counts a call that the catalog has answered in place of the source. */

@@ -58,7 +58,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because it needs stack space for a path, which few calls need. */
+/* This is a separate function, because its `place` takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     struct monarch_place place;
@@ -66,8 +67,8 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* Does the first step for a path whose hint leads into a source. This is a separate function,
- * because it needs registers that few calls need. */
+/* Does the work of monarch_aim for a path whose hint leads into a source. This is a separate
+ * function, so that the many other calls need not save registers for it. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
@@ -90,7 +91,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Does the first step for a path whose text leads into no source. */
+/* Does the work of monarch_aim for a path whose text leads into no source. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
@@ -129,9 +130,9 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Only the bytes from `rel` on are checked for oddities, because the bytes before them equal
-     * the source's path. The check loads 16 bytes at once, so it begins earlier for a short
-     * path. */
+    /* Only the part `rel` of the path needs the check, because the part before it equals the
+     * source's path. The check loads 16 bytes at once, so for a short `rel` it begins before
+     * `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

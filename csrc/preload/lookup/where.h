@@ -6,14 +6,14 @@
 #include "preload/lookup/links.h"
 
 /* Whether the path is far from every source (monarch_is_far), and this process has used no link
- * into one. This check is cheap, so it comes before all others. */
+ * into a source. This check is cheap, so callers make it first. */
 static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
 /* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
- * gets the catalog in which the path was looked up. The catalog is mapped at the first call that
- * needs it, because most processes never need one. */
+ * gets the catalog in which the path was looked up. The first call that needs the catalog maps it,
+ * because most processes never need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
@@ -33,7 +33,8 @@ struct monarch_aim {
     const char *rel;  /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    int is_alias;   /* 1: the path's last component leads into the source, and may be a link */
+    /* 1: only the path's last component leads into the source, and so may be a link */
+    int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
     /* Number of the source. -1: not known yet, because the path must be resolved in the slower,
      * exact way. */

@@ -2,8 +2,9 @@
  *
  * The lock is held only while a thread reads or changes the table. All signals that a program can
  * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A
- * replacement takes longer and holds no lock: its slot is REPLACING, and only a thread that is
- * about to change that range waits for it.
+ * replacement takes longer, and does not hold the lock. Meanwhile its slot is in the state
+ * REPLACING. Only a thread that is about to change the slot's range waits for the end of the
+ * replacement.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"
@@ -188,8 +189,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock has been given up for good, so no further replacement begins. One that has begun may
-     * still be under way; the caller must wait for it. */
+    /* The lock has been given up for good, so no further replacement begins. A replacement that
+     * began earlier may still be under way; the caller must wait for its end. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

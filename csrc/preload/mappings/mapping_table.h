@@ -1,7 +1,7 @@
 /* The table of mappings that wait for their copies.
  *
- * mappings.c adds mappings to the table, and removes those that the program changes. The thread of
- * move.c removes those that it has replaced, and those that can no longer be replaced. */
+ * mappings.c adds mappings to the table, and removes a mapping that the program changes. The thread
+ * of move.c removes a mapping that it has replaced, or that can no longer be replaced. */
 #pragma once
 
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-#define SLOTS 128 /* ranges that can wait at a time; any more stay on the source */
+#define SLOTS 128 /* ranges that can wait at a time; any further range stays on the source */
 
 enum state { FREE, WAITING, REPLACING };
 
@@ -44,7 +44,7 @@ extern struct slot monarch_slots[SLOTS];
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 /* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock has been
- * given up; then no mapping is ever replaced again. */
+ * given up. No mapping is ever replaced after that. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);

@@ -16,9 +16,9 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
                          uint64_t offset);
 
 /* Call this before a system call that removes or changes a mapping. When it returns, no mapping in
- * the range is being replaced. what: MONARCH_FORGET says that no mapping in the range will be
- * replaced later either; any other value is the advice of a call of madvise, which is given again
- * for the mapping of the copy. */
+ * the range is being replaced. what = MONARCH_FORGET: no mapping in the range will be replaced
+ * later either. Any other value of `what` is the advice of a call of madvise. The same advice is
+ * given later for the mapping of the copy. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())

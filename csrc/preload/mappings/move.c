@@ -24,8 +24,8 @@
  * thread-local variables on the stack too, and the handler of the one signal that is not blocked
  * needs a frame. */
 #define STACK 262144
-/* A mapping stays on the source after this many passes in which its entry was PRESENT but the copy
- * could not be mapped, for lack of descriptors or of address space. */
+/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
+ * or of address space. After TRIES failed tries, the mapping stays on the source. */
 #define TRIES 500
 /* All mappings stay on the source once the daemon has made no progress for this time [ns]. */
 #define SILENCE_NS 60000000000ULL
@@ -100,8 +100,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     return done;
 }
 
-/* [take] [mark] Takes the slot. From then on, a thread that is about to change the range waits for
- * this thread. */
+/* [take] [mark] Puts the slot into the state REPLACING. From then on, a thread that is about to
+ * change the slot's range waits for this thread. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -120,8 +120,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Counts a try that has failed, unless the slot has changed since it was seen. Frees the
- * slot if it is hopeless, or if TRIES tries have failed. */
+/* [drop] Counts a failed try, unless the slot has changed since this thread copied it to *seen.
+ * Frees the slot if `hopeless` is 1, or if TRIES tries have failed. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;

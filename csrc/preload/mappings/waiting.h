@@ -3,8 +3,8 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of ranges that wait. While it is 0, as in a process that maps no source file,
- * all that an interposed call does about mappings is to load this number. */
+/* Atomic: the number of ranges that wait. In a process that maps no source file, the number is 0.
+ * While it is 0, interposed calls only load the number, and do nothing else about mappings. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {

@@ -1,4 +1,4 @@
-/* Runs work that needs a descriptor, in a process that can open no further one. */
+/* Runs work that must open a descriptor although the process may have no free descriptor number. */
 #pragma once
 
 #define MONARCH_APART_BYTES 128

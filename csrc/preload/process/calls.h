@@ -210,7 +210,7 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c; linking to them would require a newer libc than the rest of the library does.
+ * of move.c. If the library linked to them, it would require a newer libc than it otherwise does.
  * __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
@@ -257,12 +257,12 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The function as defined by the libraries loaded after this one; NULL if none defines it. It is
+/* The function as a library after this one defines it; NULL if no such library defines it. It is
  * looked up at its first call. That call may come before this library's constructor, from the
  * constructor of another library. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if it was found before, otherwise NULL. It is not looked up here, because the
- * callers do not have enough stack for that. */
+/* The function if it was found before, otherwise NULL. This macro does not search for it, because
+ * its users do not have enough stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

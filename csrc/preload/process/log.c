@@ -8,7 +8,7 @@
 #include "shared/sys.h"
 
 #define DIRECTORY_BYTES 512
-#define NAME_BYTES 1024 /* most bytes of a path in the log; longer paths are cut */
+#define NAME_BYTES 1024 /* a longer path in the log is cut to this length */
 
 int monarch_logging;
 static char directory[DIRECTORY_BYTES] SELDOM;

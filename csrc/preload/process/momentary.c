@@ -18,8 +18,9 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers the count, but not below 0. Both counts are reset when the library notices that it is in
- * the child of a fork that it did not see, so the count may be lower than this thread expects. */
+/* Lowers the count, but not below 0. The count may be lower than this thread expects: in the child
+ * of a fork that the library did not see, both counts are reset once the library notices the
+ * fork. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -32,8 +33,8 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* The count is raised before the check. So if one thread opens and another forks at the same time,
- * at least one sees the other. */
+/* The count is raised before the check. So if one thread opens a descriptor while another thread
+ * forks, at least one of the two sees the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

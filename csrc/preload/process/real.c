@@ -16,8 +16,8 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Most tables that are stored. If more libraries come before libc, the last of them are not
- * searched; libc always is. */
+/* Maximum number of tables that are stored. If more libraries come before libc, the last of these
+ * libraries are not searched. libc is always searched. */
 #define TABLES 64
 /* The value that struct real_calls has for a function that no library defines. */
 #define ABSENT ((void *)1)
@@ -61,8 +61,7 @@ static int read_table(struct table *t, const struct dl_phdr_info *info) {
     if (!dyn)
         return 0;
     for (; dyn->d_tag != DT_NULL; dyn++) {
-        /* glibc has relocated these addresses in place, but those of the kernel's vDSO are still
-         * relative. */
+        /* glibc has made these addresses absolute, except the addresses of the kernel's vDSO. */
         ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
         if (dyn->d_tag == DT_SYMTAB)
             t->symbols = (const void *)at;
@@ -83,8 +82,8 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* Returns the symbol's address, or NULL. Prefers a symbol of a default version to one of a hidden
- * version; `__xstat` has only hidden versions since glibc 2.33. */
+/* Returns the symbol's address, or NULL. If the name has a default version, returns that version.
+ * Otherwise returns a hidden version: since glibc 2.33, `__xstat` has only hidden versions. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -158,8 +157,8 @@ void monarch_real_init(void) {
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
     /* This library comes after libc if dlopen has loaded it, or if it was loaded because another
-     * library needs it. Then only calls through its handle reach it, and all other libraries are
-     * searched, because any of them may define the functions. */
+     * library needs it. In both cases, all other libraries are searched, because any of them may
+     * define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

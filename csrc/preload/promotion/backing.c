@@ -21,9 +21,9 @@
  * because a program may close backing descriptors, although it does not know their numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. is_ours compares it,
- * because the program may have closed the backing descriptor by a direct system call, and opened
- * another file at its number. */
+/* For each backing descriptor: the lower half of its file's inode number. is_ours compares this
+ * half: the program may have closed the backing descriptor by a direct system call, and opened
+ * another file with the same descriptor number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -89,8 +89,8 @@ static int note(int fd, int high, int before) {
     return noted;
 }
 
-/* Makes `high` the backing descriptor of `fd`; but if another thread has set one meanwhile, closes
- * `high`. Returns the backing descriptor of `fd`. */
+/* Makes `high` the backing descriptor of `fd`. If another thread has set a backing descriptor
+ * meanwhile, closes `high` instead. Returns the backing descriptor of `fd`. */
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
@@ -111,8 +111,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
 }
 
-/* Drops all POSIX locks of the process on the source's file whose copy is open as `fd`, as the
- * kernel does at the close of any descriptor of that file. */
+/* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the source's file, as the
+ * kernel does when any descriptor of that file is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -217,8 +217,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares the open file of `fd`. Calls it
- * for none if the kernel cannot compare descriptors (kcmp). */
+/* Calls act for each other descriptor of this process that shares the open file of `fd`. If the
+ * kernel cannot compare descriptors (kcmp), does not call act at all. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -238,9 +238,9 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file.
- * Errors are those of monarch_backing_fd. This reserves the number before the file is opened for
- * reading. An O_PATH descriptor is used, because closing it later ends no locks. */
+/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file. The
+ * number is thus reserved before the file is opened for reading. On failure, returns -1 or -2 like
+ * monarch_backing_fd. An O_PATH descriptor is used, because closing it later ends no locks. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -254,8 +254,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file behind the copy's descriptor `fd`, at a high descriptor number. Errors
- * are those of monarch_backing_fd. */
+/* Opens the source's file of the copy that is open as `fd`, at a high descriptor number. On
+ * failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -272,7 +272,7 @@ static int open_backing(int fd, const char *path, const struct session *s,
     return is_it ? high : fresh >= 0 || fresh == -ENOENT || fresh == -ELOOP ? -1 : -2;
 }
 
-/* Returns the existing backing descriptor of `fd`, or a new one. Errors are those of
+/* Returns the existing backing descriptor of `fd`, or a new one. On failure, returns -1 or -2 like
  * monarch_backing_fd. */
 static int find_or_open(int fd) {
     char path[MONARCH_PATH_MAX];
@@ -323,8 +323,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, a duplicate is not replaced and stays a descriptor of the
-     * copy, because its number may belong to another file by now. */
+    /* In a process with several threads, the duplicates stay descriptors of the copy: another
+     * thread may close a duplicate at any time, and its number may then belong to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

@@ -13,8 +13,9 @@
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
 /* Returns the backing descriptor of `fd`. Opens the backing descriptor if there is none yet, and
- * sets its offset to that of `fd`. Returns -1 if `fd` is not a descriptor of a copy, or if the
- * source's file was renamed or removed. Returns -2 if the backing descriptor cannot be opened. */
+ * sets its offset to the offset of `fd`. Returns -1 if `fd` is not a descriptor of a copy, or if
+ * the source's file was renamed or removed. Returns -2 if the backing descriptor cannot be
+ * opened. */
 int monarch_backing_fd(int fd);
 
 /* Call this after a lock was granted, because a writer may have held the lock before. If the
@@ -23,9 +24,9 @@ int monarch_backing_fd(int fd);
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. This is needed for calls whose effect lasts until the file is changed, or that later report
- * the descriptor's number to the program. Returns 0 if the process can open no further
- * descriptor. */
+ * file. Two kinds of calls need this: calls whose effect lasts until the file is changed, and calls
+ * that later report the descriptor's number to the program. Returns 0 if the process can open no
+ * further descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. These locks end when any
@@ -53,8 +54,8 @@ void monarch_backing_flag_slow(int fd, int flag);
  * does, except for the backing descriptors that must stay open. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 /* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
- * there is none. It must stay open if the descriptor that it backs is not among those that are
- * closed. */
+ * there is none. A backing descriptor must stay open if the descriptor that it backs is not closed
+ * too. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
 /* Call this when FD_CLOEXEC of these descriptors is set. */
 void monarch_backing_flag_range(unsigned first, unsigned last);

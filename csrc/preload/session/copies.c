@@ -34,9 +34,9 @@ int monarch_has_mode_of_copy(unsigned mode) {
 
 /* Whether `st` describes the entry's copy. The same inode number is not enough: once a copy is
  * removed, the file system may reuse the number for any new file. So the size must match too. If
- * the entry is not PRESENT, `st` can only describe a dropped copy that is still open. A dropped
- * copy has no name any more, or its name is about to be removed; in the second case, the name must
- * still lead to the file that `st` describes. */
+ * the entry is not PRESENT, `st` can only describe a dropped copy that is still open. Usually a
+ * dropped copy has no name any more. Otherwise its name is about to be removed, and must still lead
+ * to the file that `st` describes. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -8,7 +8,8 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Size of a buffer for the path of a copy; the copy's name is written as 16 digits. */
+/* Size of a buffer for the path of a copy. 16 digits of the copy's name are written, although the
+ * name is shorter. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
 /* Writes the path of the copy that `word` names. Every open needs such a path, so it is

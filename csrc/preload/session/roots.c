@@ -4,16 +4,16 @@
 
 #include "shared/sys.h"
 
-/* atomic; 1: a thread of this process may have got other mounts than it had, or a root of its own;
- * never reset */
+/* atomic; 1: some thread of this process may see other mounts than before, or have its own root
+ * directory; never reset */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point is below `path`; 1 if that is uncertain. The check is for a process in
- * another mount namespace than the daemon's (in a container): the daemon has not scanned what is
- * mounted below a source there. mountinfo is read in small pieces, because the stack may be
- * small. */
+/* Whether a mount point is below `path`; 1 if that is uncertain. Only a process in another mount
+ * namespace than the daemon's needs the check, for example in a container. The daemon has not
+ * scanned what is mounted below a source in that namespace. mountinfo is read in small pieces,
+ * because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     /* index of the field in the line, counted from 0; field 4 is the mount point */
@@ -34,8 +34,8 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* mountinfo writes a blank as \040; the comparison stops there, and the result is
-                 * uncertain. */
+                /* mountinfo writes a blank as \040. The comparison stops at the backslash, and the
+                 * result is uncertain. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }

@@ -28,8 +28,8 @@ void monarch_roots_are_foreign(void);
 
 /* Whether the path of some tier leads this process and the daemon to different directories. If so,
  * warns the user, because other files may have the names of copies in this process's directory. A
- * path that leads nowhere (in a container without the tier) does not count, because no file can be
- * mistaken for a copy there. */
+ * path that leads nowhere, as in a container without the tier, is no difference: at such a path, no
+ * file can be mistaken for a copy. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

@@ -15,8 +15,8 @@
 /* Room for "catalog.", 20 digits and the NUL [bytes]. It is small because a thread's first open may
  * happen on a small stack. */
 #define NAME_BYTES 29
-/* Most addresses that are kept for later sessions, for each kind of range. A process rarely has
- * more than two sessions at a time. If more addresses than this become free, the others stay mapped
+/* Maximum number of free addresses that are kept for later sessions, for each kind of range. A
+ * process rarely has more than two sessions at a time. Any further free address stays mapped and
  * unused, which costs address space but no memory. */
 #define SPARES 4
 
@@ -40,8 +40,8 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* open_segment and look_at are separate functions, so that a first open, which may be on a small
- * stack, needs room for the path or for the attributes, but not for both at once. */
+/* open_segment and look_at are separate functions, so that the path and the attributes are never on
+ * the stack at the same time. A thread's first open may happen on a small stack. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
@@ -86,7 +86,7 @@ struct request {
     int has_no_number; /* 1: the process has no free descriptor number */
 };
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
-              "monarch_run_apart must be able to copy it");
+              "monarch_run_apart must be able to copy a request");
 
 /* Runs `map`. If the process has no free descriptor, runs it again in a thread with its own table
  * of descriptors. Without the mapping, a change could not be recorded, and other processes would
@@ -122,7 +122,7 @@ int monarch_map_segment(const char *name, struct monarch_segment *out) {
 
 __attribute__((noinline)) int monarch_is_linked(const struct session *s) {
     struct stat st;
-    /* The mapping keeps the inode in use, so no other file can have its number. */
+    /* The mapping keeps the inode in use, so no other file can have the inode's number. */
     return sys_fstatat(AT_FDCWD, control_path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            st.st_ino == s->ino && st.st_dev == s->dev;
 }
@@ -259,7 +259,7 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are valid. The offsets in a damaged header might point anywhere. */
+/* Whether the header's offsets are valid. In a damaged header, an offset might point anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||

@@ -1,4 +1,4 @@
-/* Maps a session's segments, and releases those of daemons that have ended. */
+/* Maps a session's segments, and releases the segments of daemons that have ended. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -26,8 +26,9 @@ int monarch_open_segment(const char *name, int flags, uint64_t *size);
  * `control` are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Whether the name `control` still leads to the segment that the session has mapped. It does not if
- * the session's directory was removed; from then on, nothing announces the end of the daemon. */
+/* Whether the name `control` still leads to the segment that the session has mapped. After the
+ * session's directory was removed, the answer is 0, and the process cannot learn from the segment
+ * that the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
@@ -37,11 +38,11 @@ enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES 
  * address, and other threads may still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
 /* Unmaps a range that no other thread has got from this session. If `reused` is 1, threads of an
- * earlier session may still use the address; so the range is then filled with zeros instead, and
- * the address is kept for a later session. */
+ * earlier session may still use the address. The range is then filled with zeros instead of being
+ * unmapped, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
 /* Maps zeros over all segments of the session. They are not unmapped, because a thread that hangs
- * in a call may still read them or count in them. In the zeros, such a thread finds no file, no
- * tier and no daemon. */
+ * in a call may still read them or change counters in them. In the zeros, such a thread finds no
+ * file, no tier and no daemon. */
 void monarch_release_session(struct session *s);

@@ -1,18 +1,17 @@
-/* The process's connection to a daemon's session. The process looks for a session at load, and for
- * a newer one when daemons end and start. None of these functions waits for a daemon, takes a lock,
- * or leaves a descriptor open. */
+/* The process's connection to a daemon's session. The process looks for a session when the library
+ * is loaded, and for a newer session after its daemon has ended. None of these functions waits for
+ * a daemon, takes a lock, or leaves a descriptor open. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. They are needed because a newer, larger catalog
- * does not contain copies that were dropped before, while descriptors of these copies may still be
- * open. */
+/* Number of replaced catalogs that a process keeps. A process needs them for copies that were
+ * dropped while it has them open: a newer, larger catalog does not contain these copies. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed: it is still referred to by threads that hang in a call, by mappings
- * that wait for their copies (mapping_table.h), and by the words of tracked descriptors (track.h).
- * Once its segments are no longer needed, zeros are mapped over them. */
+/* A session is never freed. Threads that hang in a call, mappings that wait for their copies
+ * (mapping_table.h) and the words of tracked descriptors (track.h) may still refer to it. Once its
+ * segments are no longer needed, zeros are mapped over them. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
@@ -33,15 +32,16 @@ struct session {
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* of the segment `control` */
-    /* Atomic: time of the last check that has found that the name `control` leads to this segment.
-     * The check is made before a change is recorded. */
+    /* Atomic: time of the last successful check that the name `control` still leads to this
+     * segment. The check is made before a change is recorded. */
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
     /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
     uint32_t released; /* atomic; 1: the segments are no longer mapped */
-    /* 1: at the time of attaching, a tier's path led to another directory than the daemon's */
+    /* 1: when the session was attached, a tier's path led to another directory than for the
+     * daemon */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
@@ -84,8 +84,8 @@ static inline struct session *session_for_change(void) {
  * which serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
-/* Replaces `old` by the newest catalog if that can be mapped. Returns the session's catalog after
- * that. */
+/* Maps the newest catalog and, if that succeeds, stores it in the session in place of `old`.
+ * Returns the catalog that the session then has. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
 /* Returns the newest catalog that can be mapped, or NULL before there is one. */
@@ -109,8 +109,8 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Returns the segment `fills`, or NULL if it cannot be mapped; unfinished copies are then not read.
- * It is mapped at the first call, because most processes never need it. */
+/* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
+ * copies are not read. The first call maps it, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* Checks the switch files, the process's rights, and whether the session's directory still exists,
@@ -130,8 +130,8 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* Each function returns the number of the first source or tier that lies on the device `dev`,
- * searching from number `from` on; -1 if there is none. */
+/* These functions search the sources or the tiers, from number `from` on, for the first that lies
+ * on the device `dev`. They return its number, or -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 

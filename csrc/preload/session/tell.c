@@ -18,7 +18,7 @@ struct told {
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,
-              "monarch_run_apart must be able to copy it");
+              "monarch_run_apart must be able to copy struct told");
 
 /* Opens a segment that has at least `least` bytes and that other users cannot access. Returns its
  * descriptor, or -errno. */

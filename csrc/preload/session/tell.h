@@ -7,11 +7,11 @@
 
 #include <sys/stat.h>
 
-/* Whether this process, at its last search for a daemon, found one but lacked the address space to
- * attach to it. */
+/* Whether the process's last search for a daemon found one, but the process lacked the address
+ * space to attach to it. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything
- * below it has changed. Returns whether the daemon was told; it is told only of files on a source's
- * device. */
+ * below it has changed. A file that is on no source's device is not reported. Returns whether the
+ * daemon was told. */
 int monarch_tell_change(const struct stat *st, int is_tree);

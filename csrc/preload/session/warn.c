@@ -26,7 +26,8 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
-/* bytes of an environment that are read at a time; the stack may be small */
+/* number of bytes of an environment that are read at a time; small, because the stack may be
+ * small */
 #define PART_BYTES 1024
 
 /* Whether the parent process has already warned. The parent counts as having warned if it, too, was
