@@ -17,16 +17,17 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
  * thread uses it. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
-/* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog by storing the generation of `to` in *generation. Clients read *generation to
- * find the current catalog. During the call no other thread may write to either catalog. At the
- * first call there is nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
+/* Copies the current catalog to `to`, which must be empty and at least as large. Then makes `to`
+ * the current catalog: stores its generation in *generation, which clients read to find the current
+ * catalog. During the call no other thread may write to either catalog. At the first call there is
+ * nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
-/* Adds `n` entries to the catalog. The `path` of each, and the `copy_ino` of a link, are offsets in
- * `pool`. ids[i] gets the number that entries[i] has in the catalog; if the path is already known,
- * that is the number of the existing entry. Returns how many entries were processed: fewer than n
- * if the segment is full and must grow. *added grows by 1 for each new entry. */
+/* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. So is the
+ * `copy_ino` of a link, where the link's target begins. ids[i] gets the number that entries[i] has
+ * in the catalog; if the path is already known, that is the number of the existing entry. Returns
+ * how many entries were processed: fewer than n if the segment is full and must grow. *added grows
+ * by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that reads the old attributes
@@ -42,8 +43,8 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
-/* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
- * Returns -1 and publishes nothing if the index of copies must be rebuilt first
+/* Publishes copies: enters each copy into the index of copies, then sets its entry to PRESENT.
+ * Returns 0. Returns -1 and publishes nothing if the index of copies must be rebuilt first
  * (monarch_catalog_move). made[i]: whether this daemon made copy i. A copy that this daemon made
  * has a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this
  * daemon made none of the copies. */
@@ -167,11 +168,11 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances: one for
  * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. `wanted` replaces what is left of the first
- * allowance. But if `wanted` is 0, the first allowance stays as it is, unless it allows all names;
- * then it ends. `more_others` is added to what is left of the second allowance. A wanted directory
- * can always be listed. Any other directory is listed only while the second allowance is not used
- * up. */
+ * directories. A negative number allows all names. If `wanted` is 0, the first allowance stays as
+ * it is, except that an allowance of all names ends. Any other `wanted` replaces what is left of
+ * the first allowance. `more_others` is added to what is left of the second allowance. A wanted
+ * directory can always be listed. Any other directory is listed only while the second allowance is
+ * not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -251,7 +252,7 @@ struct monarch_result {
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
  * sends counts only if the peer had the whole file. bytes: what threads have received from the
  * endpoint so far; ns: the time that they needed for it. The index in both arrays says how many
- * threads used the endpoint when the thread that is counted began: 0 stands for 1 thread, 1 for 2
+ * threads used the endpoint when the receiving thread began: index 0 stands for 1 thread, 1 for 2
  * to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
@@ -280,8 +281,9 @@ int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n
  * descriptors. Writes the attributes of at most `max` files to `entries`, and their paths, of at
  * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
- * file. The engine closes the descriptor if there is still no order once 50 ms have passed since
- * the descriptor came and the daemon's loop has had two iterations since this call. */
+ * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
+ * have passed since the descriptor came, and the daemon's loop has had two iterations since this
+ * call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -366,10 +368,10 @@ struct monarch_home {
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. It does so when
- * a file needs a fill that the grant does not let the engine order, when an order ends that may
- * have made room for such a file, and when a fill ends whose copy the engine has not published.
- * Returns whether the engine has left work since the last call. */
+/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. The engine does
+ * so in three cases: a file needs a fill that the grant does not let the engine order; an order
+ * ends that may have made room for such a file; a fill ends whose copy the engine has not
+ * published. Returns whether the engine has left work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Keeps an order if a thread has begun it, if its
  * file is in use, or if a descriptor that a program handed over is kept for it. Each withdrawn

@@ -15,9 +15,10 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Returns whether the order's file can be read through a descriptor that a program has opened. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
-/* Checks that the file is still the one that the catalog describes: then all bytes that were read
- * before this call belong together. Returns 0, or -1 if the file has changed. Asks the source's
- * server, because the kernel's cached attributes may be older than the bytes. */
+/* Checks that the file is still the one that the catalog describes. If it is, all bytes that were
+ * read before this call are of the same version of the file. Returns 0, or -1 if the file has
+ * changed. Asks the source's server, because the kernel's cached attributes may be older than the
+ * bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */

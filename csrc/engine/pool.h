@@ -29,7 +29,7 @@ struct grant {
     /* Fills that the engine has ordered since Python last took this list. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand for a file without an order that a thread has looked at. From
+    /* By demand slot: the last demand that a thread has looked at and whose file had no order. From
      * then on, the threads skip that demand. */
     uint64_t refused[MONARCH_DEMANDS];
     /* By demand slot: whether the threads look at the demand in `refused` again after the next
@@ -61,7 +61,7 @@ enum monarch_role {
 /* Orders that were set aside because their peer already had its share of the threads. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS];
-    /* the first `peers` elements are the peers that may have such orders */
+    /* the first `peers` elements are the peers that may have orders in `of` */
     uint16_t peer[MONARCH_MAX_PEERS];
     unsigned peers;
 };
@@ -147,7 +147,8 @@ struct pool {
         int is_at_work, is_unasked, unasked_peer;
         /* the thread has left an order queued, because a program is still reading the file */
         int awaits_reader;
-        struct waiting unordered[MONARCH_UNORDERED]; /* readers found whose files have no order */
+        struct waiting unordered[MONARCH_UNORDERED]; /* readers that the search has met and whose
+                                                        files have no order */
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */
         pthread_t thread;

@@ -9,8 +9,8 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Work for which a reader waits may exceed its peer's share of the threads, but only while more
- * than this many threads for peers are free, so that the last ones stay free for other peers. */
+/* Work for which a reader waits may exceed its peer's share of the threads while more than this
+ * many threads for peers are free. The last free threads are kept for other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because it holds the
  * pool's lock. */
@@ -220,8 +220,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     return 0;
 }
 
-/* Returns whether a thread should try to order a fill for this demand, whose file has no order: the
- * demand was not refused before. */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order. It
+ * should unless the demand was refused before. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -239,8 +239,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 }
 
 /* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last one that found work ended. Where it meets a reader that belongs to a rank, the ranks' shares
- * decide which rank's reader is served instead (fair_queue.h). */
+ * last one that found work ended. Where the search meets a reader that belongs to a rank, the
+ * ranks' shares decide which rank's reader is served instead (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;

@@ -18,7 +18,7 @@
 #define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
 #define RESULTS_AT_ONCE 512 /* if it does not */
 /* A daemon that waits for results is also rung when fewer orders than this are queued, because it
- * may have more orders. */
+ * may then submit more orders. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, the file is moved unit by unit
  * instead of in longer runs. */
@@ -74,10 +74,9 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* Reports the order's result, and publishes the copy if it is complete. The result is queued before
- * the writer's lock is released, so that the result of the copy's removal comes later: Python can
- * order the removal as soon as it sees the copy, but must first set the entry's word under that
- * lock. */
+/* Publishes the copy if it is complete, and reports the order's result. The result is queued before
+ * the writer's lock is released. So the result of a later removal of the copy comes after it:
+ * before Python orders the removal, it must set the entry's word under that lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -160,8 +159,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. A file that is begun here can be interrupted for
- * demands in turn, so fills nest, at most DEEPEST levels deep. */
+/* Serves demands in the middle of other work. A file that is begun here can itself be interrupted
+ * for demands. So fills nest, at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;

@@ -118,8 +118,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. Leaves that to policy if the grant does not allow it, or if the
- * catalog is full. */
+/* Adds the file to the catalog. If the grant does not allow that, or if the catalog is full, leaves
+ * it to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

@@ -14,9 +14,9 @@ struct handed {
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
-    /* The next three fields are used until a fill begins to use the descriptor (kept.c). is_told:
-     * policy knows of the file. is_ordered: policy has ordered the fill, and no thread has begun
-     * it. */
+    /* The next three fields are used while the descriptor waits for its order (kept.c). is_told:
+     * policy knows of the file. is_ordered: there is an order to fill the file, which no thread has
+     * begun. */
     int is_told, is_ordered;
     uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
     uint64_t renames;    /* count of directory renames before the path was looked up */
@@ -35,7 +35,8 @@ void monarch_give_back(struct pool *p, struct handed *h);
 void monarch_hand_to(struct handed *h, struct job *job);
 
 enum monarch_answer {
-    MONARCH_TAKEN, /* *job is the order; NULL: another order fills the file, or no fill is needed */
+    MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
+                      needed */
     MONARCH_REFUSED, /* policy must order the fill, or add the file to the catalog */
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,

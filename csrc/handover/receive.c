@@ -94,8 +94,8 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Gives up on a descriptor that cannot be used, and requests a copy of the file from policy
- * instead. fd: -1 if the descriptor was not received, because this process has as many descriptors
- * as it may have. */
+ * instead. fd: -1 if the descriptor was not received, because this process has reached its limit of
+ * open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -123,8 +123,8 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has as many
- * descriptors as it may have. Returns whether the message is valid; a valid message names a
+/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has reached
+ * its limit of open descriptors. Returns whether the message is valid; a valid message names a
  * file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};

@@ -48,7 +48,7 @@ struct monarch_peer_link {
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark, as last set */
     char *buffer; /* of the running fetch */
-    /* [from, until): the part of `buffer` that has received bytes of a small answer which were not
+    /* [from, until): the part of `buffer` with bytes of a small answer that were received, but not
      * parsed yet */
     size_t from, until;
 };

@@ -1,6 +1,6 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that must wait returns, with what the connection waits for. Only if `may_block` is set may
- * the step itself block until the peer receives. */
+ * A step that would have to wait returns instead, and says what the connection waits for. There is
+ * one exception: if `may_block` is set, the step may block until the peer receives. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -38,8 +38,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: bytes of the file follow at once, and should share a segment with
- * the frames. */
+/* Sends the queued frames. more: bytes of the file follow at once, and should be sent in one TCP
+ * segment with the frames. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {

@@ -1,5 +1,5 @@
 /* Message authentication: GMAC (NIST SP 800-38D: AES-128-GCM of associated data alone), computed by
- * OpenSSL's libcrypto. It uses instructions that all current processors have. */
+ * OpenSSL's libcrypto, which uses special instructions that all current processors have. */
 #pragma once
 
 #ifndef MONARCH_CDEF

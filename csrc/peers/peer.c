@@ -59,8 +59,8 @@ struct monarch_peer {
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has ever worked; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
-    /* list of the `struct use` of all threads that have a link; followers, which still wait for
-     * one, are not in it; under the lock */
+    /* under the lock: list of the `struct use` of all threads that have a link. Followers still
+     * wait for a link, and are not in the list. */
     struct use *uses;
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -259,10 +259,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. To send a part
- * of a block, the holder must check all of it, and so finds out whether it has rotted since its sum
- * was recorded. The request needs a new link, because the following bytes on the old one cannot be
- * parsed. */
+/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. Before the
+ * holder sends a part of a block, it must check the whole block. So it finds out whether the block
+ * has rotted since the block's sum was recorded. The request needs a new link, because the
+ * following bytes on the old one cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;

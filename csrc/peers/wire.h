@@ -87,7 +87,7 @@ static_assert(sizeof(struct monarch_peer_request) == 80,
               "the wire format has changed: change the magic too");
 static_assert(sizeof(struct monarch_peer_frame) == 40,
               "the wire format has changed: change the magic too");
-/* Number of bytes of a struct that its seal covers. */
+/* Number of leading bytes of each struct that the struct's seal covers. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
 #endif

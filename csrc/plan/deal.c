@@ -1,6 +1,6 @@
 /* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. The number of samples that go to one of their holders is the largest possible:
- * augmenting paths find a maximum matching of samples with the nodes' places. */
+ * these nodes. As many samples as possible go to one of their holders: augmenting paths find a
+ * maximum matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -201,8 +201,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, by node: `first` is where its samples begin, `cursor` where its next held
-         * sample goes, and `queue` where its next load goes. */
+        /* From now on, three arrays are positions in `by_node`. For each node, `first` is where its
+         * samples begin, `cursor` where its next held sample goes, and `queue` where its next load
+         * goes. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;

@@ -21,7 +21,8 @@ static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint6
 
 /* --- torch ------------------------------------------------------------------------------------ */
 
-/* Fisher-Yates from the front. n is below 2**32 / 20, up to which torch draws 32 bits an item. */
+/* Fisher-Yates from the front. Torch uses this algorithm for n below 2**32 / 20, and draws 32 bits
+ * for each item. */
 static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t with[AHEAD];
     for (uint64_t i = 0; i < n; i++)

@@ -1,5 +1,5 @@
-/* Finds entries of the catalog: those of given paths, and those of the files in a directory that
- * have no copy. */
+/* Finds entries of the catalog: by their paths, or as the files of a directory that have no copy.
+ */
 #include <string.h>
 
 #include "clients/claims.h"
@@ -53,8 +53,8 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
     uint64_t end = looks < files && *at < files - looks ? *at + looks : files;
     for (; *at < end && n < max; ++*at) {
         const struct monarch_entry *e = &monarch_entries(c)[*at];
-        /* A word of 0 says that the file is ABSENT, that there is no reason not to copy it, and
-         * that no old copy is still being removed. */
+        /* A word of 0 says three things: the file is ABSENT, nothing speaks against a copy, and no
+         * old copy is still being removed. */
         if (e->kind == MONARCH_FILE && e->source == source &&
             __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
             lies_in(c, e, directory, length, is_deep) &&

@@ -85,8 +85,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 
 /* A client may mark a change after this function has read the filter. No stale copy becomes visible
  * then, because every open checks the filter itself. Python checks the filter again when it takes
- * the result, and frees the room of such a copy. Python must check at that time, because it may
- * have processed the mark earlier, when the file was not PRESENT yet. */
+ * the result, and frees the room of such a copy. An earlier check would not be enough: Python may
+ * have processed the mark when the file was not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

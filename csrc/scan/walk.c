@@ -29,8 +29,8 @@ uint64_t monarch_looks(void) { return looks; }
 
 /* Looks the file up in the catalog, which already has the file if a program has handed over its
  * descriptor. *e gets the entry, with the attributes that were read when the entry was added. ino:
- * the inode number that the directory has for this name now. Returns whether the entry's file has
- * the same number; then only the file's place in the directory must be reported. */
+ * the inode number that the directory has for this name now. Returns whether the entry has the same
+ * inode number. If so, only the file's place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;

@@ -40,9 +40,9 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
      * too. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without recorded sums, the copy counts as good while the entry still has its word. Afterwards
-     * it may be a dropped copy, which has no sums any more, and which may have been dropped because
-     * it had rotted. */
+    /* Without recorded sums, the copy counts as good while the entry still has the word that the
+     * copy was opened with. If the word has changed, the copy may have been dropped because it had
+     * rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 

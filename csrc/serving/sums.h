@@ -1,6 +1,6 @@
 /* The block sums and digests of complete copies, as their fills recorded them. The server sends
- * these sums to peers, so that it need not compute them again, and so that bytes which have rotted
- * since do not pass for right. */
+ * these sums to peers. So it need not compute them again, and peers notice bytes that have rotted
+ * since. */
 #pragma once
 
 #include <stdint.h>
