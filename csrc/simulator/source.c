@@ -87,8 +87,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* The owner sends the file on while it arrives, not after it is complete, so the transfer
-         * begins now, and ends no earlier than `end`. */
+        /* The owner passes the file on while the file is still arriving. So the transfer begins
+         * now, and ends no earlier than `end`. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

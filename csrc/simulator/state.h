@@ -86,8 +86,8 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch that used file f, among the epochs
-     * with remainder r modulo EPOCHS_KNOWN; 0: none */
+    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch e that used file f and for which e
+     * % EPOCHS_KNOWN is r; 0: none */
     uint32_t *reused;
     /* files, if any has an owner: first asker of the current read of the file, or PFS_NONE */
     uint32_t *reading;
@@ -203,8 +203,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
- * from as the thread's node sees it. That is not the file system if another node reads the file, or
- * if the file is already being read for another sample of this node. */
+ * from, as the thread's node sees it: from the other node if another node reads the file, and at no
+ * cost if the file is already being read for another sample of this node. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* Call this when a request ends. The request's node has the bytes at `end`. */

@@ -26,7 +26,7 @@ def copies_of(
     *,
     classes: int | None = None,
 ) -> Copies:
-    """Returns the copies that all nodes make, as their policies decide.
+    """Returns the copies that all nodes make if they follow their policies.
 
     policy_of : returns the policy of a node;  sizes, classes : as in `classes_of`
     """

@@ -85,11 +85,11 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Returns for each of these accesses, which are in order of time, the next use of its file
-    after it; NEVER for NO_FILE.
+    """Returns, for each access, the next use of its file after this access; NEVER for NO_FILE. The
+    accesses are in order of time.
 
-    upcoming : (files,) the first use of each file after the last of these accesses. It is changed
-        in place to the first use of each file from the first of these accesses on
+    upcoming : (files,) the first use of each file after these accesses. It is changed in place, so
+        that it includes the uses by these accesses
     """
     is_used = files != NO_FILE
     if not is_used.all():

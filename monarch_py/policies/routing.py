@@ -14,7 +14,7 @@ SOURCES = 0
 # A place that was not chosen is tried again after this time, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : the source, which all nodes share, is read instead of a node's copy only if that takes at
+# PART : all nodes share the source, so it is read instead of a node's copy only if that takes at
 # most this fraction of the time for the copy.
 NOTICED_S, PART = 0.1, 0.5
 
@@ -66,7 +66,7 @@ class Routing:
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
         """Whether the second of two nodes is faster. False if the first node was not asked for a
-        long time, so that it is asked again: it may be fast by now."""
+        long time: it may be fast by now, so it is asked again."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
@@ -100,9 +100,9 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if it is unknown: the
-        time to move the file, and as much again for each file that one thread moves before it. The
-        threads divide the queue among them, and move the blocks of a file in parallel."""
+        """Returns the time until a file arrives from a place [s], or None if it is unknown. This is
+        the time to move the file, plus the same time for each file that its thread moves before it.
+        The threads divide the queue evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

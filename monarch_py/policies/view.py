@@ -192,9 +192,9 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies that the other classes hold, and when these are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, by which access of its node each copy should exist, numbered as in
-        `Job.first_use`. Another node asks for the copy only once its own accesses have reached this
-        number (NoPFS 5.2.2). With None, nodes know which copies exist
+    due : (copies,) int64, the number of the access by which each copy should exist on its node, as
+        in `Job.first_use`. Another node asks for the copy only once its own accesses have reached
+        this number (NoPFS 5.2.2). With None, nodes know which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. Requests that arrive while the owner reads a file share that read, so an
@@ -202,8 +202,8 @@ class Decision:
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
-        than the batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
-        samples
+        than the batch; then NO_FILE (nothing is read) follows the samples of a node that takes
+        fewer samples
     served : returns, for an epoch and its order, where the accesses find their files. If it is
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the

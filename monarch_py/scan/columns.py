@@ -21,8 +21,8 @@ BLOCK = np.uint64(512)
 # `source` is the same for the whole batch, and `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Column -> another column of the same entry; only the difference of the two is stored. `unpack`
-# decodes the columns in this order, so the other column is already decoded each time.
+# A pair a: b means that column a is stored as its difference from column b of the same entry.
+# `unpack` decodes the pairs in this order, so b is decoded before a.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 # Columns of which only the difference from the previous entry is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")

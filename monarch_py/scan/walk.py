@@ -83,7 +83,8 @@ class Walk:
         self.is_finished = False
 
     def take(self) -> Batch | None:
-        """The next batch; None if there is none yet, or if all were taken (`is_finished`)."""
+        """Returns the next batch; None if no batch is ready, or if all were taken
+        (`is_finished`)."""
         self._free()
         finished = ffi.new("int *")
         self._batch = batch = lib.monarch_scan_take(self._scan, finished)

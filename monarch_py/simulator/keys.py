@@ -23,11 +23,11 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.spelling import hint
 
-# The least share of a size law's draws that must lie between min and max. With a smaller share,
+# At least this share of a size law's draws must lie between min and max. With a smaller share,
 # redrawing would take too long.
 LEAST_SHARE = 1e-3
-# Keys of the daemon's configuration that no scenario has. A file with one of them is a
-# configuration, given by mistake.
+# Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
+# configuration, which was given by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 

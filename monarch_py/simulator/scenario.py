@@ -144,10 +144,10 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw as many new sizes as sizes lie outside the bounds. The new sizes within the
-            # bounds replace the first of those outside, in order; the next round replaces the
-            # others. Sizes and number of draws are the same as if each size were redrawn by itself
-            # until it lies within the bounds.
+            # Draw one new size for each size outside the bounds. The new sizes within the bounds
+            # replace the first sizes outside, in order; the next round replaces the remaining ones.
+            # Sizes and number of draws are the same as if each size were redrawn by itself until it
+            # lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -208,8 +208,8 @@ def scanned_sizes(scan: Path) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Rates(Keys):
-    """Rates [bytes/s] of one rank and of one node's links: c, beta, b_c and b_fs of NoPFS, section
-    4.
+    """Rates [bytes/s] of one rank and of one node's links. Section 4 of the NoPFS paper calls them
+    c, beta, b_c and b_fs.
 
     compute : the rate at which one rank trains
     preprocess : the rate at which one staging thread decodes and augments
@@ -258,8 +258,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Differences of some nodes from the others. There is no difference in a value that is None,
-    nor in the capacity of a class that `capacity` does not name.
+    """Nodes that differ from the other nodes. Where a value is None, these nodes do not differ; nor
+    do they in the capacity of a class that `capacity` does not name.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them

@@ -7,7 +7,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
 # The largest number of predicted times that are copied in memory at once. It limits how many
-# windows are tried together. (A simulation asks for all steps of an epoch at once, a daemon for one
+# windows are tried together. (A simulation computes all steps of an epoch at once, a daemon one
 # step.)
 TOGETHER = 1 << 18
 
@@ -56,21 +56,20 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time. If several results have the
-    least difference, the one whose largest time is smallest is returned. Raises PolicyError if
-    there are more queues than threads.
+    the difference between the largest and the smallest predicted time. Among results with the least
+    difference, it is the one whose largest time is smallest. Raises PolicyError if there are more
+    queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search moves away from the balance. Here bisection searches for the end of a
-      window of times. The later a window begins, the later it must end.
+      window [least, largest] of predicted times. The later a window begins, the later it must end.
     - The printed loop never compares the sum of the threads with T_L. Here it must not exceed T_L.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
-      queue at a time, so it may stop where no single change helps. Here all windows [least,
-      largest] of predicted times are tried, so the result is exact: the best window begins and ends
-      at one of the queues x threads predicted times, and every queue takes the fewest threads that
-      put its time into the window.
+      queue at a time, so it may stop where no single change helps. Here all windows are tried, so
+      the result is exact. The best window begins and ends at one of the queues x threads predicted
+      times. Every queue takes the fewest threads that put its time into the window.
     - Times need not fall as threads are added. If more threads slow a queue down, it takes fewer.
     """
     *steps, queues, most = seconds.shape

@@ -35,9 +35,9 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns (files, ASKED) the nodes that hold each file, the owner first. Of several further
-        holders of a file, only one is named. The choice differs from file to file, so that all
-        holders are asked."""
+        """Returns (files, ASKED) the nodes that hold each file, the owner first. If a file has
+        several further holders, only one of them is named. The choice differs from file to file, so
+        that every holder is asked for some files."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
         for node, extra in enumerate(self.extra):
@@ -63,7 +63,7 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Assigns an owner to every file that fits anywhere, and further holders in the room that is
+    """Assigns an owner to every file that fits on any node, and further holders in the room that is
     left.
 
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
@@ -76,8 +76,8 @@ def place(
     files are small compared with quotas (benchmarks/policies/bound.py).
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
-    k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 if the quotas together
-    hold the dataset, <= 1 if they do not (a second copy would then displace another file). Prices
+    k, subject to sum_k s[k] x[n, k] <= quota[n], and to a limit on sum_n x[n, k]: >= 1 if the
+    quotas together hold the dataset, else <= 1 (a second copy would displace another file). Prices
     of room from the dual (`prices`) determine which node owns which file. A full node passes files
     on, so that quotas are respected.
     """
@@ -159,8 +159,8 @@ def _two_best(
     first = np.full(len(files), -np.inf)
     second = first.copy()
     for node in nodes.tolist():
-        # All nodes must compute the same numbers. Without the conversion NumPy 1 would subtract in
-        # float32, and NumPy 2 would not.
+        # All nodes must compute the same numbers. Without this conversion, NumPy 1 would subtract
+        # in float32, but NumPy 2 in float64.
         value = program.values(node)[files].astype(np.float64)
         gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first

@@ -27,11 +27,12 @@ def nopfs(job: Job) -> Decision:
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (NoPFS 4). A node does not ask whether another node has a file by now.
-    It assumes so as soon as its own accesses have reached the number of the access for which the
-    other node needs the file (NoPFS 5.2.2). Classes are filled during training, in order of first
-    use, so that files that are already late come before all others. If a node reads a file that
-    belongs in one of its classes and is not there yet, this read makes the copy.
+    copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
+    Say that the other node first needs the file for its access number a: then the node assumes that
+    the file is there as soon as its own accesses have reached number a (NoPFS 5.2.2). Classes are
+    filled during training, in order of first use, so that files that are already late come before
+    all others. If a node reads a file that belongs in one of its classes and is not there yet, this
+    read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -114,8 +115,8 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns (nodes,) what each node saves by holding a file itself instead of reading it from
-    another node, relative to the mean over the nodes (NoPFS 4: the remote case less the local one);
-    1 for all nodes if the saving cannot be compared.
+    another node, relative to the mean over the nodes: the time of a remote read minus that of a
+    local one (NoPFS 4). 1 for all nodes if the savings cannot be compared.
 
     size : the mean size of the files [bytes]
     """
@@ -138,9 +139,9 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Returns the copies: every node's files, assigned to its classes. If a file fits into no class
-    of its node, because the room left is split over several classes, it goes to another node with
-    room."""
+    """Returns the copies: every node's files, assigned to its classes. The room left on a node may
+    be split over several classes, so that a file fits into none of them. Such a file goes to
+    another node with room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))

@@ -116,8 +116,9 @@ class Solar:
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
         """Returns (samples,) the redundant bytes. The first sample of each read has the bytes of
-        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` what the
-        loads of this step permit, and subtracts the unwanted samples that are read."""
+        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` the
+        number of unwanted samples that the loads of this step permit, and subtracts the number of
+        those that are read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -178,8 +179,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step may have evicted the sample. Unless the sample is loaded itself,
-            # it was read before its eviction, and counts as held.
+            # A load of this step may have evicted the sample. If the sample itself is not loaded,
+            # it was read before the eviction, so it counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
