@@ -378,14 +378,15 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
  * order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Frees the maps and block sums of the results taken so far. Call this once the catalog reflects
- * these results: from then on readers do not need the maps of fills that the engine did not
- * publish, and nothing needs the block sums. */
+/* Frees the fills' maps and the block sums of the results taken so far. Call this once the catalog
+ * reflects these results. Until then, readers need the maps of fills whose copies the engine has
+ * not published, and the caller may need the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Tells the engine whether the caller waits for results, because it has more orders or waits for
- * room. The engine rings the doorbell at once for a result whose copy it has not published. For
- * results of published copies, it rings when many have accumulated, or earlier if the caller waits,
- * so that the threads do not run out of orders. Results can also be taken without a ring. */
+/* Tells the engine whether the caller waits for results. It does if it has more orders to submit,
+ * or needs room for copies. The engine rings the doorbell at once for a result whose copy it has
+ * not published. For results of published copies, it rings when many have accumulated, or earlier
+ * if the caller waits, so that the threads do not run out of orders. Results can also be taken
+ * without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum

@@ -278,9 +278,9 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
 }
 
 /* Closes the descriptor that a program has handed over (`from`). The caller does this if the
- * program has asked for it or must not be delayed any longer. Opens the file itself first, and
- * moves the new descriptor to the number `from`, because other threads may be reading from that
- * number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+ * program has asked for it or must not be delayed any longer. First opens the file at the source
+ * anew. Then moves the new descriptor to the number `from`, because other threads may be reading
+ * from that number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;

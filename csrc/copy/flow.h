@@ -12,7 +12,7 @@ struct endpoint {
     uint32_t busy;            /* atomic: number of threads that use it now */
 };
 
-/* A thread's use of an endpoint, from monarch_visit to monarch_leave. */
+/* A visit: one thread uses an endpoint, from monarch_visit to monarch_leave. */
 struct visit {
     struct endpoint *endpoint;
     uint64_t since_ns;

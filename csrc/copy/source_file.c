@@ -93,8 +93,7 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* O_NOATIME keeps the file's access time at the source unchanged, where the flag is permitted.
-     */
+    /* Where O_NOATIME is permitted, it keeps the access time at the source unchanged. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);

@@ -80,8 +80,8 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
     }
     /* Each slot in which a reader of a rank waits yields one reader of `of_ranks`. But a demand may
      * be taken or answered after `of_ranks` was filled. The slot of that demand then yields no
-     * reader, and one too many is still in `of_ranks` at the end. Yield the readers that are still
-     * in it. */
+     * reader, and one reader too many is left in `of_ranks` at the end. Yield the readers that are
+     * left. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -45,8 +45,7 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 0 if this node does not keep the file, or if Python has not said whether it does; else 1.
- */
+ * Returns 0 if this node does not keep the file, or Python has not said whether it does; else 1. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;

@@ -36,8 +36,7 @@ struct work {
     struct fill *fill; /* if job is NULL: the fill of which one unit or one block must be moved */
     uint64_t unit, block;
     int is_unit;       /* 1: a unit must be moved; 0: a block */
-    int leaves_nobody; /* once this work is taken, all threads that have the caller's roles are busy
-                        */
+    int leaves_nobody; /* with this work, all threads with the caller's roles are busy */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);

@@ -195,11 +195,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. For a whole block, these are the ones that were recorded
- * when the copy was made, if they are known; so the receiver notices bytes that have rotted since.
- * In all other cases they are computed from the bytes. bytes: the piece in memory, or NULL to read
- * it from the file. Returns CUT if there is no sum, because the receiver rejects bytes without
- * one. */
+/* Gets the sum and the digest of a piece. For a whole block, both were recorded when the copy was
+ * made. If they are known, they are used, so that the receiver notices bytes that have rotted
+ * since. Otherwise they are computed from the bytes. bytes: the piece in memory, or NULL to read it
+ * from the file. Returns CUT if there is no sum, because the receiver rejects bytes without one. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;

@@ -33,8 +33,9 @@
 
 typedef struct monarch_peer peer;
 
-/* A thread's use of a link. The thread waits on the link for the answer with this tag. `follower`
- * is the use whose answer comes next on the link. All fields are protected by the peer's lock. */
+/* A thread that uses a link or waits for one. It takes the answer with this tag from the link.
+ * `follower` is the thread whose answer comes next on the link. All fields are protected by the
+ * peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -203,8 +204,8 @@ static void leave(peer *p, struct use *me, int works) {
 }
 
 /* Finds a link on which one more thread may send a request. Threads stand in line for a link: first
- * the use that has the link, then its followers. Returns the last use in the line, or NULL if there
- * is no such link; *first gets the use that has the link. */
+ * the thread that has the link, then its followers. Returns the last thread in the line, or NULL if
+ * there is no such link; *first gets the thread that has the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;

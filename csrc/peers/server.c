@@ -99,8 +99,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Releases a connection after a step. Returns 0 if the thread must continue with it, because the
- * bytes for which it waits may have come since the thread looked. */
+/* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
+ * because the bytes for which the connection waits may have come since the thread looked. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;

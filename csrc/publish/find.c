@@ -1,5 +1,4 @@
-/* Finds entries of the catalog: by their paths, or as the files of a directory that have no copy.
- */
+/* Finds entries of the catalog: by path, or the files of a directory that have no copy. */
 #include <string.h>
 
 #include "clients/claims.h"

@@ -16,8 +16,8 @@
 /* How long the check of a block stays valid, unless DOUBTED_NS applies [ns]. */
 #define CHECKED_NS 60000000000ULL
 /* How long the check of a block stays valid for a peer that says that the block arrived wrong [ns].
- * It is short, because the block may have rotted since the check. It is not shorter, so that a peer
- * that lies about this costs at most one check a second. */
+ * The time is short, because the block may have rotted since the check. It is not even shorter, so
+ * that a lying peer costs at most one check a second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;

@@ -47,9 +47,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 
 /* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
  * only if it says that a reader waits. A request for at most one unit becomes a demand in any case,
- * except for a file that has more units than a fill's bitmap has bits. This keeps two nodes from
- * waiting for each other: each might already have as many orders as it may have, all of them for
- * small files that the other node keeps. A demand gets an order even then. */
+ * except for a file that has more units than a fill's bitmap has bits. Otherwise two nodes might
+ * wait for each other: each has reached its limit of orders, all of them for small files that the
+ * other node keeps. A demand gets an order even beyond the limit. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&

@@ -9,10 +9,9 @@
  * but has not copied yet, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
-/* MONARCH_ROTTEN: most rotten copies that are remembered until monarch_holdings_rotten returns
- * them. MONARCH_MOVED: most files, of those that this node has begun to keep, that are remembered
- * until monarch_holdings_moved returns them. Further copies and files are not remembered, and will
- * be found again. */
+/* MONARCH_ROTTEN: how many rotten copies are remembered at most for monarch_holdings_rotten.
+ * MONARCH_MOVED: how many files that this node has begun to keep are remembered at most for
+ * monarch_holdings_moved. Further copies and files are not remembered, and will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* The node that keeps a file, as seen from this one. It decides the answer to a request for a file

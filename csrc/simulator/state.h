@@ -203,8 +203,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
- * from, as the thread's node sees it: from the other node if another node reads the file, and at no
- * cost if the file is already being read for another sample of this node. */
+ * from, as the thread's node sees it: MONARCH_SIM_REMOTE if another node reads the file,
+ * MONARCH_SIM_STAGING if this node is already reading the file for another sample, else
+ * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* Call this when a request ends. The request's node has the bytes at `end`. */

@@ -170,9 +170,9 @@ class Served:
     into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
         none is. From `into` to `down`, each class is written with as many bytes as the file has:
         the first one with the file itself, each further one with the files pushed out of the class
-        before it. The classes are those of the file's owner, or of the node that uses the file if
-        it has no owner. A missed file is read through its owner if it goes into one of the owner's
-        classes
+        before it. The classes are those of the file's owner; if the file has no owner, those of the
+        node that uses the file. A missed file is read through its owner if the file goes into one
+        of the owner's classes
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """
@@ -201,9 +201,9 @@ class Decision:
         owner that keeps the file reads it once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
-        than the batch; then NO_FILE (nothing is read) follows the samples of a node that takes
-        fewer samples
+    orders : returns the order of an epoch, as in Job, if the policy changes it. The order may be
+        wider than the batch; then NO_FILE (nothing is read) follows the samples of a node that
+        takes fewer samples
     served : returns, for an epoch and its order, where the accesses find their files. If it is
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the

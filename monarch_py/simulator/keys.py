@@ -106,7 +106,7 @@ def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
     if scenario.batches_per_epoch == 0:
         raise spot.error(
             f"{scenario.dataset.files} files do not fill one batch of {scenario.global_batch}",
-            "lower it, or write 'drop_last: false'",
+            "lower the batch, or write 'drop_last: false'",
         )
     return scenario
 

@@ -51,9 +51,9 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
-    prefetched sample that is used soonest. Rule 3 decides whether to keep it by the use after that
-    one. Nodes see which samples the other nodes held at the start of the step. Rule 2 applies to
-    samples that are used again, rule 1 to all other samples.
+    prefetched sample that is used soonest. Rule 3 then decides by the use after that whether the
+    sample is kept. Nodes see which samples the other nodes held at the start of the step. Rule 2
+    applies to samples that are used again, rule 1 to all other samples.
 
     evictions : counts the copies that each rule drops, if given
     """

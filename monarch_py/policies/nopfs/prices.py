@@ -90,8 +90,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # In the second stage, prices are wrong by no more than the noise, which separates ties. So
-        # its steps are small.
+        # In the second stage, only ties are not settled yet, and their values differ by no more
+        # than the noise. So the steps are small.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)

@@ -45,7 +45,7 @@ def edge_costs(
     capacity : C, how many samples the buffers of all nodes hold together
     files : the number of files
 
-    It takes 2 bytes of memory for each epoch and file.
+    The computation takes 2 bytes of memory for each epoch and file.
     """
     first = np.zeros((epochs, files), dtype=bool)
     last = np.zeros((epochs, files), dtype=bool)
