@@ -21,9 +21,11 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
     group : samples in a group. By default it is the largest number with which two of the largest
-        groups fit into the staging buffer of every node Assumptions: the epoch's order of groups is
-        divided among the nodes in equal contiguous runs, so that all samples are used once. If a
-        group lies on the border of two nodes, each node reads the part that it needs.
+        groups fit into the staging buffer of every node
+
+    Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
+    that all samples are used once. If a group lies on the border of two nodes, each node reads the
+    part that it needs.
     """
     if group is None:
         group = _fitting(job)
