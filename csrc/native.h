@@ -38,8 +38,8 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
 /* Asks the kernel to use huge pages for the segment at `path`, so that a look-up among a million
- * files has fewer TLB misses. Call it for a segment that will not grow soon. Where the kernel
- * cannot use huge pages, the segment stays as it is. */
+ * files has fewer TLB misses. Call this for a segment that will not grow soon. If the kernel cannot
+ * use huge pages, nothing changes. */
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
@@ -62,8 +62,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
 /* Reads records from the session's file of changes, `fd`, and marks the changed files in the
  * changed filter. The records come from processes that lack the address space for the segments, and
- * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and moves *at
- * there. */
+ * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and sets *at
+ * to the end. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Sets flags[i], for `n` entries, to whether the file of entry ids[i] is marked in the changed

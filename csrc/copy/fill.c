@@ -428,9 +428,9 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* A copy whose bytes all came from a single peer needs no further check: before that peer sent
-     * the last block, it checked that its file was unchanged. If several peers gave bytes, none of
-     * them has checked the copy as a whole, so ask the source. */
+    /* If all bytes came from a single peer, no further check is needed: that peer checked that its
+     * file was unchanged before it sent the last block. If several peers gave bytes, none of them
+     * has checked the copy as a whole, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

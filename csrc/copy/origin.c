@@ -17,8 +17,8 @@
 #define ASKED_TRIES 2 /* for bytes for which a reader waits */
 #define TRIES 8       /* for all other bytes, which can wait longer */
 /* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the
- * bytes from the source. Asking the source here as well would serve no reader sooner and delay all
- * others. */
+ * bytes from the source. If this node asked the source as well, the bytes would come no sooner, and
+ * other readers would be delayed. */
 /* For bytes for which a reader waits: less than the 5 s that the reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
 /* For all other bytes: as long as a thread can be spared. */
@@ -97,8 +97,8 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
- * outcome in get->status. Two outcomes are no fault of the peer, but make the caller go to the
- * source: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
+ * outcome in get->status. With two outcomes, the caller goes to the source although the peer has
+ * not failed: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
  * longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {

@@ -42,8 +42,8 @@
 
 /* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
  * it is not rung again before it has taken them. A result whose copy was published here need not be
- * taken at once: it waits until more have accumulated, so that not every file costs an iteration of
- * the daemon's loop. */
+ * taken at once. Such results accumulate, so that not every file costs an iteration of the daemon's
+ * loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -244,8 +244,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             return;
         }
         /* A file of one unit is moved at once, and so is a file that comes with a reader's
-         * descriptor. Any other file is left to threads without more urgent work: this thread may
-         * have begun the file only because a reader waits. */
+         * descriptor. Any other file is left to threads without more urgent work: a reader may wait
+         * only for its first units. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -370,8 +370,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until one thread with the role READS_AHEAD and one thread without
- * that role have no work, or until `most_threads` run. Does nothing while another thread is in this
+/* Starts threads for the sources until two threads have no work, one with the role READS_AHEAD and
+ * one without it; or until `most_threads` run. Does nothing while another thread is in this
  * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);

@@ -25,8 +25,8 @@ struct handed {
 };
 
 /* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor is not of a regular file, it is not of the file at the path
- * that came with it, or memory is lacking. */
+ * open, in three cases: the descriptor is not of a regular file, it is not of the file at the
+ * received path, or memory is lacking. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */

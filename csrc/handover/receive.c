@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
  * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
- * trusted: the fill checks that the descriptor is of the file that the catalog describes, as the
- * fill does for a descriptor that it opened itself. The threads have no other work, so that a
- * descriptor is closed soon: if the program has a lock on the open file description (flock), the
- * lock lasts until the last descriptor of that description is closed. */
+ * trusted: before a fill uses the descriptor, it checks that the descriptor is of the file that the
+ * catalog describes. The threads have no other work, so that each descriptor is closed soon. This
+ * matters if the program has a lock on the open file (flock): the lock lasts until the last
+ * descriptor is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most threads, and so the most files that are copied at a time. There may be many, because a
- * thread mostly waits for the source, which must confirm that the file is unchanged. */
+/* The most threads, and so the most files that are copied at a time. Many threads are no harm: a
+ * thread mostly waits for the source to confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -59,10 +59,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until policy orders the file's fill. Closes it instead if no order will need
- * it (another order fills the file, or the file needs no fill), if the descriptor and the entry are
- * of different files, if the program has asked for the descriptor back, or if the table of waiting
- * descriptors is full. */
+/* Keeps the descriptor until policy orders the file's fill. Closes the descriptor instead in four
+ * cases: no order will need it; it is of another file than the entry; the program has asked for it
+ * back; or the table of waiting descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;

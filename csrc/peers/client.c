@@ -330,8 +330,8 @@ static void set_options(int fd, uint32_t between_ms) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* For this low-water mark, the kernel provides buffers for the bytes of two wake-ups, so that
      * the peer continues to send while the bytes of one wake-up are stored. The lock (Linux 5.14)
-     * keeps the kernel from providing more: with more bytes in flight, the queues of the network,
-     * which others use too, would fill until one overflows. */
+     * keeps the kernel from providing more. With more bytes in flight, the queues of the shared
+     * network would fill until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }

@@ -14,8 +14,8 @@
 
 /* After sending this much on a connection, the thread continues with another one [bytes]. */
 #define YIELD_BYTES (4 << 20)
-/* After sending this much on a connection on which it may block, the thread checks whether it still
- * may stay with that connection [bytes]. */
+/* If a thread may block on a connection, it checks after each of these amounts [bytes] whether it
+ * may still stay with the connection. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;

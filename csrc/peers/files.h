@@ -31,8 +31,8 @@ struct monarch_peer_files {
      * for a block of which all bytes are there. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
-     * If `sum` is NULL, returns whether the block was found good so recently that a part of it can
-     * be sent without computing the sum. */
+     * If `sum` is NULL, returns whether a part of the block can be sent without computing the sum,
+     * because the block was found good recently. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };

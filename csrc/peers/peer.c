@@ -1,7 +1,7 @@
 /* One peer as its users see it: its idle links, and what happens when a link breaks. Python makes
  * the connections, and decides whether requests to the peer are suppressed for a while
- * (monarch_py/peers/peer.py). Python is called for nothing else, so that a fetch over a working
- * link never waits for the interpreter. */
+ * (monarch_py/peers/peer.py). Nothing else calls Python, so a fetch over a working link never waits
+ * for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -219,9 +219,9 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link whose answer to an earlier request is still arriving, and waits for the
- * end of that answer, which has a time limit. Returns whether the caller then has the link. The
- * caller does not have it if there was no such link, or if the earlier answer broke the link. */
+/* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
+ * the end of that answer, which has a time limit. Returns whether the caller then has the link:
+ * there was such a link, and the earlier answer has not broken it. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);

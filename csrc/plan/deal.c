@@ -168,9 +168,9 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the waiting samples. Every node gets the same number of them, except that a node gets
- * more if its least number requires that, and fewer if it lacks room. The samples that are left
- * over after that go one by one to the nodes that have taken the fewest. */
+/* Distributes the waiting samples. Every node gets the same number of them, with two exceptions: a
+ * node gets more if its least number requires that, and fewer if it lacks room. The samples that
+ * remain then go one by one to the nodes that have taken the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
     /* shares_at(low) <= waiting < shares_at(high), or all nodes are full */
     int32_t low = 0, high = waiting + 1;
@@ -232,9 +232,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many,
- * except that some take one more if the step's samples cannot be divided evenly. With a cap, a rank
- * takes at least `least` samples and at most `cap` times an equal share. */
+/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many; if
+ * the step's samples cannot be divided evenly, some ranks take one more. With a cap, a rank takes
+ * at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

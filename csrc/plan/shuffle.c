@@ -92,9 +92,9 @@ static uint32_t minstd_draw(uint32_t *state) {
     return *state - 1;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0: divides the
- * generator's range into `below` equal parts, and draws again if the value lies in the remainder at
- * the end of the range. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0. It divides the
+ * generator's range into `below` equal parts. A value in the remainder at the end of the range is
+ * drawn again. */
 static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do

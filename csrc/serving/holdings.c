@@ -168,8 +168,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
 }
 
 /* Returns whether the file for which a request waits is settled, so that the request can be
- * answered now. A file that is being filled here, or will be, is not settled: its requests are
- * woken when bytes of it come (monarch_holdings_wake). */
+ * answered now. A file is not settled if it is being filled here or will be filled: the requests
+ * for it are woken when its bytes come (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -24,8 +24,9 @@ enum monarch_home_here {
 };
 
 #ifndef MONARCH_CDEF
-/* Returns a file's version, which nodes compare with each other. It includes the inode's change
- * time, so that a file whose modification time was set back has another version. */
+/* Returns a file's version, which nodes compare with each other. The version includes the inode's
+ * change time. So a file has another version even if its modification time was set back to the old
+ * one. */
 static inline int64_t monarch_times_of(const struct monarch_entry *e) {
     return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
 }
@@ -44,9 +45,9 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
  * nothing. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
 /* Sets for each of these files who keeps it (enum monarch_home_here). The node may also have copies
- * of files that it does not keep. If a peer requests such a file, the node fills it only if the
- * peer takes this node for the file's owner; from then on the node keeps the file, and
- * monarch_holdings_moved reports it. */
+ * of files that it does not keep. If a peer requests such a file and takes this node for the file's
+ * owner, the node fills the file, keeps it from then on, and reports it by monarch_holdings_moved.
+ */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call, each because a peer took

@@ -77,8 +77,8 @@ struct monarch_sim_result {
     double *pfs_bytes;    /* epochs: all bytes read from the file system */
     uint64_t *ready;      /* epochs: samples that were ready when their rank asked for them */
     uint64_t *imbalanced; /* epochs: number of imbalanced steps, see `imbalance` */
-    /* set by the caller: the largest ratio of the slowest to the fastest rank's time at which a
-     * step counts as balanced */
+    /* set by the caller: a step counts as balanced if the slowest rank's time is at most this
+     * multiple of the fastest rank's time */
     double imbalance;
     double pfs_busy; /* [s] */
 };

@@ -1,5 +1,6 @@
-/* Reads of the file system, by the node that needs the file or by the file's owner. If a file has
- * an owner, the owner alone reads it, and sends it to all nodes that have asked meanwhile. */
+/* Reads files from the file system. If a file has an owner, the owner alone reads the file, and
+ * sends it to all nodes that have asked for it meanwhile. Otherwise each node that needs the file
+ * reads it. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {

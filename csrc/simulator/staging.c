@@ -53,8 +53,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns the number of threads that the rank would have with one more, divided by the number of
- * threads planned for its next sample. */
+/* Returns a quotient: the rank's threads plus one more, divided by the threads planned for the
+ * rank's next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;

@@ -192,9 +192,9 @@ class FarthestUse:
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
         """Evicts the files with the farthest next use until a class has `size` free bytes, and
-        pushes `key` onto the heap. Changes nothing if there would be too little room even after
-        evicting all files whose next use is farther than the use in `key`. Returns the class, or
-        MISS, and the evicted files."""
+        pushes `key` onto the heap. Evicts only files whose next use is farther than the use in
+        `key`; if that would not make enough room, changes nothing. Returns the class, or MISS, and
+        the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]

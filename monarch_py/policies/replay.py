@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """Gives random access to what a generator yields epoch by epoch. For an epoch that is no longer
-    kept, the generator runs again from the first epoch.
+    """Gives random access to what a generator yields epoch by epoch. If the result of an epoch is
+    no longer kept, the generator runs again from the first epoch.
 
     begin : returns a new generator of all epochs, in the state at the job's start
     """
@@ -57,10 +57,10 @@ def in_time(order: Ints) -> Array:
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """Returns when the file of each access is used next: for each epoch (nodes, accesses) int64,
-    the number of the next access to that file, or NEVER. Accesses are numbered over all epochs in
-    the order of `in_time`, so the accesses of a step have neighbouring numbers. The result takes 8
-    bytes for every access of the job.
+    """Returns when the file of each access is used next. For each epoch, the result has an array
+    (nodes, accesses) int64 with the number of the next access to the same file, or NEVER. Accesses
+    are numbered over all epochs in the order of `in_time`, so the accesses of a step have
+    neighbouring numbers. The result takes 8 bytes for every access of the job.
 
     together : True for the next use by any node (all nodes share one cache), False for the next use
     by the same node

@@ -73,9 +73,9 @@ class Routing:
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has it. False if the node delivers
-        in time, to spare the source, which all nodes share. Adds the file to the queue of the
-        chosen place."""
+        """Whether to read a file from the source although a node has the file. False if the node
+        delivers in time: all nodes share the source, so it is spared. Adds the file to the queue of
+        the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):

@@ -45,8 +45,9 @@ Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 @dataclass(frozen=True, slots=True)
 class Curve:
     """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
-    SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
-    the PFS the rate t(g) of its g clients together. Each of n sharers gets 1/n of the aggregate.
+    SC'21, section 4). A storage class reads at the rate r_j(p_j) for its p_j threads together. The
+    PFS serves at the rate t(g) for its g clients together. Each of n sharers gets 1/n of the
+    aggregate.
 
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
@@ -135,8 +136,8 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        From the same state, the simulator of the NoPFS authors draws the same numbers with scipy's
-        ``norm.rvs``: all sizes at once, then one size at a time to replace each that lies outside
+        The simulator of the NoPFS authors uses scipy's ``norm.rvs``, which draws the same numbers
+        from the same state. It draws all sizes at once, and then a new size for each one outside
         [min, max]. A constant law draws nothing.
         """
         if self.constant is not None:

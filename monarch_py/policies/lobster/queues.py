@@ -96,8 +96,9 @@ def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. Returns (steps, queues) the threads, (steps,) the difference between the largest and
-    the smallest time, and (steps,) the largest time; both are inf if there is no window.
+    `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest and
+    the smallest time; and (steps,) the largest time. Without a window, the difference and the
+    largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
@@ -129,9 +130,9 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Returns (steps, queues) the fewest threads with which each queue's time lies in the step's
-    [low, high], and (steps,) whether all queues have such a number and their sum is at most
-    `total`."""
+    """Returns (steps, queues) the fewest threads with which each queue's time is within the step's
+    [low, high]. Also returns (steps,) whether all queues have such a number of threads and the sum
+    of these numbers is at most `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

@@ -3,8 +3,8 @@
 In the paper every node fills its storage classes with the files that it uses most often, and
 nothing ensures that each file has a holder. If the dataset just fits into the tiers of all nodes
 together, a sixth of the files has no holder and is read from the file system in every epoch
-(`literal`). Here the sum of frequency x size over all copies is maximised, subject to the quotas
-and to one holder for every file. Further holders only get room that is left (`place`).
+(`literal`). Here (`place`), every file gets one holder first, and further holders only get room
+that is left. Within the quotas, the sum of frequency x size over all copies is maximised.
 """
 
 from dataclasses import dataclass
@@ -114,8 +114,9 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants in addition to its own: files
-    whose value there is above the price, but whose best node is another one."""
+    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. A node
+    wants a file if the file's value at this node is above the price. The file's own node is the one
+    that is best for it."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -183,8 +184,8 @@ def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
 
 
 def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
-    """Returns the files that the node uses but does not own and that fit into the room, the most
-    frequently used first."""
+    """Returns files that the node uses but does not own, the most frequently used first, as far as
+    they fit into the room."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)

@@ -17,8 +17,8 @@ from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.placement import planned_tiers
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
-# If the frequencies' coefficient of variation (standard deviation / mean) is below this, the best
-# placement is hardly better than any other one.
+# The least spread of the frequencies (standard deviation / mean). With a smaller spread, the best
+# placement is hardly better than any other.
 LEAST_SPREAD = 0.1
 
 
@@ -43,10 +43,11 @@ def planned(job: Job) -> Decision:
     """NoPFS's placement, but each file is read from the source once for all nodes. The daemon uses
     this policy on several nodes with a plan.
 
-    Only a file's owner reads the file from the source, in the order of first use or when a node
-    requests it, and sends it to other nodes. (In NoPFS each node reads the source until a copy
-    exists.) The source is not read a second time even if it is idle, because other jobs use it too.
-    Everything else, including errors, is as in `nopfs`.
+    Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
+    its files in the order of first use, but a file that a node requests at once. (In NoPFS each
+    node reads the source until a copy exists.) No file is read from the source a second time, even
+    if the source is idle, because other jobs use the source too. Everything else, including errors,
+    is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
     # Without `due`, nodes ask the owner even if it does not have the file yet.

@@ -122,8 +122,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results from joining the cycles of the cheapest assignment. Each step
-    joins the two cycles that are cheapest to join."""
+    """Returns the path that results if the cycles of the cheapest assignment are joined, always the
+    two that are cheapest to join."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -156,8 +156,8 @@ def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
 
 
 def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Moves short segments of the path to the positions where the path becomes cheapest, while that
-    helps. Returns the improved path."""
+    """Moves short segments of the path to better positions, until no move makes the path cheaper.
+    Returns the improved path."""
     improved = True
     while improved:
         improved = False
