@@ -25,9 +25,9 @@ static int is_still_there(const struct pool *p, const struct waiting *reader) {
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If only
- * part of a tier's room is granted (is_part), a file that does not fit into that part may still fit
- * into the tier. So later tiers are not tried then. */
+/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. If a
+ * tier's granted room is too small, but only part of the tier's room is granted, the file may still
+ * fit into this tier. So later tiers are not tried then. */
 static int take_room(struct grant *g, uint64_t size) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -45,7 +45,8 @@ static int take_room(struct grant *g, uint64_t size) {
 }
 
 /* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py).
- * Returns 0 if this node does not keep the file, or Python has not said whether it does; else 1. */
+ * Returns 1. Returns 0 if this node does not keep the file, or if Python has not said whether it
+ * does. */
 static int find_home(const struct pool *p, uint64_t id, int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
     asked[0] = asked[1] = -1;

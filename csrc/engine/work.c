@@ -244,8 +244,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             return;
         }
         /* A file of one unit is moved at once, and so is a file that comes with a reader's
-         * descriptor. Any other file is left to threads without more urgent work: a reader may wait
-         * only for its first units. */
+         * descriptor. Any other file is left to threads without more urgent work: this thread may
+         * have begun the file in the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);

@@ -80,7 +80,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
  * directory's current attributes. If the attributes differ from those that were read before the
  * names, the directory has changed meanwhile. The names may then match neither state, so the
  * catalog drops the number of names. Only a scan of the whole source reports directories again,
- * because only its result is made into listings (monarch_catalog_list). */
+ * because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;

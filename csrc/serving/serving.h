@@ -46,8 +46,7 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
 /* Sets for each of these files who keeps it (enum monarch_home_here). The node may also have copies
  * of files that it does not keep. If a peer requests such a file and takes this node for the file's
- * owner, the node fills the file, keeps it from then on, and reports it by monarch_holdings_moved.
- */
+ * owner, the node fills and keeps the file, and monarch_holdings_moved reports it. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call, each because a peer took

@@ -66,7 +66,7 @@ class Routing:
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
         """Whether the second of two nodes is faster. False if the first node was not asked for a
-        long time: it may be fast by now, so it is asked again."""
+        long time, so that it is asked again: it may be fast by now."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)

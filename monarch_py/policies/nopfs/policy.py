@@ -44,10 +44,10 @@ def planned(job: Job) -> Decision:
     this policy on several nodes with a plan.
 
     Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
-    its files in the order of first use, but a file that a node requests at once. (In NoPFS each
-    node reads the source until a copy exists.) No file is read from the source a second time, even
-    if the source is idle, because other jobs use the source too. Everything else, including errors,
-    is as in `nopfs`.
+    its files in the order of first use, and reads a file earlier if a node requests it. (In NoPFS
+    each node reads the source until a copy exists.) No file is read from the source a second time,
+    even if the source is idle, because other jobs use the source too. Everything else, including
+    errors, is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
     # Without `due`, nodes ask the owner even if it does not have the file yet.
