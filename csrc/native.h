@@ -12,9 +12,9 @@
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
-/* Makes the writer of a session's catalog. All threads of the daemon write the catalog through it,
- * one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer once no
- * thread uses it. */
+/* Makes the writer of a session's catalog. All threads of the daemon write the catalog through this
+ * writer, one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer
+ * once no thread uses it. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large. Then makes `to`
@@ -115,15 +115,15 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
 /* --- finding entries: find.c ------------------------------------------------------------------ */
 
 /* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
- * starts[i] and ends at starts[i + 1]. Each is looked up with `prefix` in front, which is empty or
- * ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's number, or
- * -1 if the catalog does not know the file. */
+ * starts[i] and ends at starts[i + 1]. Each name is looked up with `prefix` in front; `prefix` is
+ * empty or ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's
+ * number, or -1 if the catalog does not know the file. */
 void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
-/* Finds files of a directory, in the catalog's order, that have no copy, are not wanted by a client
- * and are not being read at the source by a program. Skips files for which there was no room.
+/* Finds files of a directory that have no copy, in the catalog's order. Skips files that a client
+ * wants, files that a program is reading at the source, and files for which there was no room.
  * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
  * also finds files in subdirectories. Looks at no more than `looks` entries, from entry *at on, and
  * moves *at past them. Writes the numbers of at most `max` files to `ids`, and returns how many. */
@@ -262,9 +262,10 @@ struct monarch_flow {
 struct monarch_engine;
 
 /* Starts an engine for the session of these segments. It starts up to `threads` threads for the
- * sources, as they are needed. All of them may do work for which a reader waits. At most `width` of
- * them at a time do other work, until monarch_engine_width sets another number. `peer_threads`
- * further threads fill from peers. block_bytes: size of the blocks that have checksums. */
+ * sources, as they are needed. All these threads may do work for which a reader waits. At most
+ * `width` of them at a time do other work; monarch_engine_width can change this number.
+ * `peer_threads` further threads fill from peers. block_bytes: size of the blocks that have
+ * checksums. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -316,9 +317,9 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
  * sleep after each file, to leave the processors to programs. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
-/* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Among
- * ranks whose readers wait, each is served in proportion to its share. All shares are 0 at first;
- * the readers of a rank with share 0 are served like those that belong to no rank. */
+/* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Ranks
+ * whose readers wait are served in proportion to their shares. All shares are 0 at first. Readers
+ * of a rank with share 0 are served like readers that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
  * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
@@ -373,9 +374,9 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
  * ends that may have made room for such a file; a fill ends whose copy the engine has not
  * published. Returns whether the engine has left work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
-/* Withdraws the FILL orders of these `n` entries. Keeps an order if a thread has begun it, if its
- * file is in use, or if a descriptor that a program handed over is kept for it. Each withdrawn
- * order gets the result ABANDONED at once. Returns how many it withdrew. */
+/* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
+ * thread has begun it, its file is in use, or a descriptor that a program handed over waits for it.
+ * Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
 /* Frees the fills' maps and the block sums of the results taken so far. Call this once the catalog

@@ -251,9 +251,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties and returns the least recently used of the
- * windows that no thread uses and no order waits for. If there is none of these either, returns
- * NULL: a window for which orders wait is kept, because it would have to be read again. */
+/* Returns an empty window. If there is none, empties one that no thread uses and no order waits
+ * for, the least recently used first. If there is none of these either, returns NULL. A window for
+ * which orders wait is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -384,8 +384,8 @@ static int is_in_order(struct pack *p) {
 }
 
 /* Reads another window, which begins with the next ordered member after `w` that is in no window. A
- * thread does this while it waits for another thread to read `w`: several concurrent reads hide the
- * source's latency. Returns 0 if there is nothing to read, or if no window is free. */
+ * thread does this while another thread reads `w`: several reads at once hide the source's latency.
+ * Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

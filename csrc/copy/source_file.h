@@ -6,9 +6,9 @@
 
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
-/* Opens the order's file at the source. Returns -1 on failure: *status gets the reason, and errno
- * the error, or 0 if the opened file is not the one that the catalog describes. Several threads may
- * open the file for one order. */
+/* Opens the order's file at the source. Returns -1 on failure, with the reason in *status and the
+ * error in errno. errno is 0 if the opened file is not the one that the catalog describes. Several
+ * threads may open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */

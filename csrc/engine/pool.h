@@ -14,7 +14,7 @@ struct pool;
 
 /* The room that policy has granted. The pool's lock protects all fields except the atomic ones.
  * While there is a grant, only the engine's threads set entries to FILLING; while there is none,
- * only Python does. So neither needs to know what the other is about to decide. */
+ * only Python does. So neither side needs to know what the other side is about to decide. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -32,15 +32,15 @@ struct grant {
     /* By demand slot: the last demand that a thread has looked at and whose file had no order. From
      * then on, the threads skip that demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: whether the threads look at the demand in `refused` again after the next
-     * grant, because they looked too early: there was no grant, or the file was FILLING. */
+    /* By demand slot: whether the threads looked at the demand in `refused` too early: there was no
+     * grant, or the file was FILLING. If so, they look at it again after the next grant. */
     uint8_t is_early[MONARCH_DEMANDS];
     uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0
                         when the loop's next rest ends */
 };
 
-/* Number of hash buckets. Queued orders and fills are found in them by entry, because a search of
- * the queues would take too long: an order for which a reader waits may be far back. */
+/* Number of hash buckets. The buckets find queued orders and fills by entry. A search of the queues
+ * would take too long: an order for which a reader waits may be far back. */
 #define MONARCH_BUCKETS 1024
 /* Number of slots reserved for fills from the source. Fills from peers must leave them free,
  * because other nodes wait for files that this node reads from the source. */

@@ -252,8 +252,8 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* Returns the first unclaimed unit after the last demanded one, or else any unclaimed unit. Returns
- * DONE if all units are claimed. */
+/* Returns the first unclaimed unit after the unit that was demanded last, or else any unclaimed
+ * unit. Returns DONE if all units are claimed. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -299,8 +299,8 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* Finds a unit to fill before its reader asks for it: a reader that has waited for a unit will soon
- * want the next ones. The files for which readers have waited are served in rotation, one unit
+/* Finds a unit to fill before a reader asks for it: a reader that has waited for one unit will soon
+ * want the next units. The files for which readers have waited are served in rotation, one unit
  * each. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {

@@ -184,8 +184,8 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 }
 
 /* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
- * returns the run's length. Sets *whole to 0 if units of the block that come before the run were
- * claimed already. */
+ * returns the run's length. If that skips units of the block, which other threads have claimed,
+ * sets *whole to 0. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;

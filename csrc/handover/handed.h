@@ -44,8 +44,8 @@ enum monarch_answer {
 };
 
 /* Finds or makes the order that fills the file, and takes it out of any queue. *job gets the order,
- * or NULL. A file without an entry gets one if policy allows it. The caller holds the writer's lock
- * and the pool's. */
+ * or NULL. A file without an entry gets an entry if policy allows that. The caller holds the
+ * writer's lock and the pool's. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks policy to order a fill of the file. Returns whether the caller must wake policy. */

@@ -230,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read again in each iteration: a thread that was starting another thread has
-     * counted that one by the time it is itself joined. */
+    /* The count is read again in each iteration: a thread that was starting another one has counted
+     * the new thread before it can be joined itself. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -1,5 +1,6 @@
 /* Many reads in flight at once, made by threads. Each process has one set of threads, which sleep
- * between calls. They are started when a call first needs them; a forked child starts its own. */
+ * between calls. The threads are started when a call first needs them. A forked child starts
+ * threads of its own. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

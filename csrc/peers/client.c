@@ -21,9 +21,9 @@
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived [bytes]: receiving them at once costs
- * less than receiving them in parts with a sleep in between. This delays no reader: a reader needs
- * the whole answer, and the thread is woken when the last bytes of it are there. */
+/* A waiting thread is woken once this many bytes have arrived: receiving them at once costs less
+ * than receiving them in parts with a sleep in between. This delays no reader: a reader needs the
+ * whole answer, and the thread is always woken when the last bytes of an answer are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
 #define WAKE_NS 200000000ULL
@@ -214,8 +214,7 @@ static void begin_piece(link_t *l, struct answer *a) {
 }
 
 /* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum have usually
- * rotted at the node that sent them. If they were changed on the way instead, the status is the
- * same. */
+ * rotted at the node that sent them. Bytes that were changed on the way get the same status. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {

@@ -214,9 +214,8 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. The sum of a part of a block is computed now, so it does not
- * show whether the part has rotted since the block's sum was recorded. So the whole block is
- * checked first. */
+/* Returns whether a piece may be sent. A part of a block has no recorded sum; its sum is computed
+ * now, and does not show whether the part has rotted. So the whole block is checked first. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;

@@ -54,8 +54,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Looks first among the loaded libraries: Python's hashlib has usually loaded one, and a second
- * version in the process would be useless. */
+/* Looks first for a version that is already loaded: Python's hashlib has usually loaded one, and
+ * the process needs no second version. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

@@ -8,8 +8,8 @@
 
 #define BATCHES_AHEAD 8 /* batches that may be ready for Python before the threads wait */
 /* How long [ns] a thread collects entries before it hands them to Python. Also the least time
- * between two rings of Python's doorbell, unless several batches are ready. It is short because
- * fills wait for these entries. */
+ * between two rings of Python's doorbell, unless several batches are ready. The time is short,
+ * because fills wait for these entries. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
@@ -41,8 +41,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A directory to be scanned before others. The last WANTS of them are remembered, because the walk
- * may reach these directories only later. */
+/* A directory to be scanned before others. The last WANTS such directories are remembered, because
+ * the walk may reach them only later. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;

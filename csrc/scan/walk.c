@@ -116,8 +116,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 /* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
- * the thread lists wanted directories: all other threads may be waiting here too, so that nobody
- * else would list them. */
+ * the thread lists wanted directories. Nobody else might list them, because all other threads may
+ * be waiting here, too. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -217,9 +217,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that a client or user has named, component by component: each must be a
- * directory of the source, not a link or "..". Directories below it need no such check, because the
- * walk has read their names. */
+/* Opens a directory that a client or user has named. Opens it component by component, because each
+ * component must be a directory of the source, not a link or "..". Directories below it need no
+ * such check, because the walk has read their names. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);

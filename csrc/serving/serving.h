@@ -14,8 +14,8 @@ struct monarch_holdings;
  * monarch_holdings_moved. Further copies and files are not remembered, and will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* The node that keeps a file, as seen from this one. It decides the answer to a request for a file
- * of which this node has no copy. */
+/* Which node keeps a file, as seen from this node. This decides how a request is answered if this
+ * node has no copy of the file. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
@@ -55,8 +55,8 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * Returns how many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* While it is unknown which files this node keeps, peers may request a file of which this node has
- * no copy. This value says which of these requests wait. The others are answered with UNKNOWN_FILE.
- * At first all of them wait. */
+ * no copy. This value says which of these requests wait; at first all do. Requests that do not wait
+ * are answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
@@ -79,9 +79,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
 /* Wakes the requests for files that will get no copy, so that they are answered. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Finds the copies that were found rotten since the last call: their bytes are no longer those that
- * their fills wrote. `ids` gets the numbers of their entries, and `words` the words that the
- * entries had then; an entry may have another word by now. Both have room for MONARCH_ROTTEN.
- * Returns how many copies there are. */
+ * their fills wrote. `ids` gets the numbers of the copies' entries. `words` gets the words that the
+ * entries had then; an entry may have another word by now. Both arrays have room for
+ * MONARCH_ROTTEN. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

@@ -43,9 +43,9 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy, the access of its node by which the copy should exist, as a position in the
-     * sequence of the node's accesses. Another node asks for the copy only once its own sequence
-     * has passed that position. NULL: every node knows at each time which copies exist. */
+    /* For each copy, the access of its node by which the copy should exist: its position in the
+     * sequence of the node's accesses. Another node asks for the copy only once its own accesses
+     * have passed the same position. NULL: every node knows at each time which copies exist. */
     const int64_t *copy_due;
     /* files: the only node that reads the file from the file system and sends it to the nodes that
      * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
@@ -88,8 +88,8 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; elements for which there
- * is no rank are -1. */
+/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; if a node has no such
+ * rank, the element is -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files; -1 for no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,

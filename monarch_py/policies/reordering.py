@@ -91,9 +91,9 @@ def locality_aware(job: Job) -> Decision:
     from each step's batch it takes the samples that it holds.
 
     The step's batch stays the same set of samples. If a node holds more samples of the batch than
-    it should use, the surplus goes to nodes that hold too few, which read these samples from their
-    holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
-    Raises PolicyError if nodes have different numbers of ranks.
+    it should use, the surplus goes to nodes that hold too few. These nodes read the surplus samples
+    from the holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's
+    simulation. Raises PolicyError if nodes have different numbers of ranks.
     """
     need_memory(job, "locality-aware")
     need_equal_ranks(job, "locality-aware")

@@ -1,7 +1,7 @@
 """Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
-The content of a cache at the start of an epoch depends on all epochs before. So such a policy is
-written as a generator of epochs, and `Replay` gives the result for any epoch.
+The content of a cache at the start of an epoch depends on all epochs before. So a policy that
+evicts copies is written as a generator of epochs. `Replay` gives the result for any epoch.
 """
 
 from collections.abc import Callable, Iterator

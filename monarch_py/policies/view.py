@@ -69,8 +69,8 @@ class Job:
     epochs : number of epochs
     batch : samples per step of the node with most ranks
     orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
-        the files of a step one after the other, and all nodes wait for each other at the end of
-        each step. A node with fewer ranks has NO_FILE after its files
+        the files of a step one after the other. All nodes wait for each other at the end of each
+        step. If a node has fewer ranks than others, NO_FILE follows its files
     seed : the seed for policies that draw random numbers of their own
     """
 

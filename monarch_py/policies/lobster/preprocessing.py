@@ -32,8 +32,8 @@ class PiecewiseLinear:
             points have the same x. All ways to split the points are compared (Bellman 1961), so the
             sum of squares is minimal. Raises PolicyError for no points or `pieces` below 1.
 
-        Speed rises with threads until cores or memory are used up, and falls beyond. Two or three
-        lines can model that, but not one.
+        Speed rises with the number of threads until cores or memory are used up; with more threads,
+        it falls. Two or three lines can model this, one line cannot.
         """
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:

@@ -29,8 +29,7 @@ def queue_bytes(
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
     """Returns (..., most) how long each queue takes to load its samples with 1, 2, ... threads [s].
-    This is the sum over the sources of bytes / rate, because a thread loads one sample after the
-    other.
+    A thread loads one sample after the other, so this is the sum of bytes / rate over the sources.
 
     loads : (..., sources) [bytes]
     rates : (sources,) [bytes/s], the rate of one thread of a queue at each source; n threads are n
@@ -106,8 +105,8 @@ def _best_from(
     # Each row is one step with one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds the first end at which the window is wide enough. If there is none, the end
-    # becomes the number of levels.
+    # Bisection finds the first end with which the window is wide enough. If no end is far enough,
+    # `end` becomes the number of levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2

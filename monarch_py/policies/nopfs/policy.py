@@ -58,8 +58,8 @@ def planned(job: Job) -> Decision:
 def nopfs_literal(job: Job) -> Decision:
     """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
 
-    It leaves files without a holder even if the tiers together have room for all. Raises
-    PolicyError if frequencies do not differ.
+    Some files have no holder even if the tiers together have room for all files. Raises PolicyError
+    if frequencies do not differ.
     """
     need_differences(job, "nopfs-literal")
     quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)

@@ -69,8 +69,9 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs (assignment bound): the lowest
-    cost of giving every epoch but one a successor of its own. The successors need not form a path.
+    """Returns a lower bound on the cost of a path through all epochs (assignment bound). It is the
+    lowest cost if every epoch but one gets a successor of its own, even if these successors form no
+    path.
     """
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
@@ -131,8 +132,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # `change` is what it costs to let successor(j) follow i, and successor(i) follow j. If i
-        # and j are in different cycles, this joins the two.
+        # `change` is the additional cost if i and j exchange their successors. If i and j are in
+        # different cycles, the exchange joins these cycles.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
