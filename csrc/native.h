@@ -12,21 +12,22 @@
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
-/* Makes the writer of a session's catalog. All threads of the daemon write the catalog through it,
- * one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer once no
- * thread uses it. */
+/* Makes the writer of a session's catalog. All threads of the daemon write the catalog through this
+ * writer, one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer
+ * once no thread uses it. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
-/* Copies the current catalog to `to`, which must be empty and at least as large, and makes `to` the
- * current catalog by storing the generation of `to` in *generation. Clients read *generation to
- * find the current catalog. During the call no other thread may write to either catalog. At the
- * first call there is nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
+/* Copies the current catalog to `to`, which must be empty and at least as large. Then makes `to`
+ * the current catalog: stores its generation in *generation, which clients read to find the current
+ * catalog. During the call no other thread may write to either catalog. At the first call there is
+ * nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
-/* Adds `n` entries to the catalog. The `path` of each, and the `copy_ino` of a link, are offsets in
- * `pool`. ids[i] gets the number that entries[i] has in the catalog; if the path is already known,
- * that is the number of the existing entry. Returns how many entries were processed: fewer than n
- * if the segment is full and must grow. *added grows by 1 for each new entry. */
+/* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. So is the
+ * `copy_ino` of a link, where the link's target begins. ids[i] gets the number that entries[i] has
+ * in the catalog; if the path is already known, that is the number of the existing entry. Returns
+ * how many entries were processed: fewer than n if the segment is full and must grow. *added grows
+ * by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that reads the old attributes
@@ -37,13 +38,13 @@ int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
 /* Asks the kernel to use huge pages for the segment at `path`, so that a look-up among a million
- * files has fewer TLB misses. Call it for a segment that will not grow soon. Where the kernel
- * cannot use huge pages, the segment stays as it is. */
+ * files has fewer TLB misses. Call this for a segment that will not grow soon. If the kernel cannot
+ * use huge pages, nothing changes. */
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
-/* Publishes copies: enters each into the index by copy, then sets the entry to PRESENT. Returns 0.
- * Returns -1 and publishes nothing if the index of copies must be rebuilt first
+/* Publishes copies: enters each copy into the index of copies, then sets its entry to PRESENT.
+ * Returns 0. Returns -1 and publishes nothing if the index of copies must be rebuilt first
  * (monarch_catalog_move). made[i]: whether this daemon made copy i. A copy that this daemon made
  * has a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this
  * daemon made none of the copies. */
@@ -61,8 +62,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
 /* Reads records from the session's file of changes, `fd`, and marks the changed files in the
  * changed filter. The records come from processes that lack the address space for the segments, and
- * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and moves *at
- * there. */
+ * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and sets *at
+ * to the end. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* Sets flags[i], for `n` entries, to whether the file of entry ids[i] is marked in the changed
@@ -114,15 +115,15 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
 /* --- finding entries: find.c ------------------------------------------------------------------ */
 
 /* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
- * starts[i] and ends at starts[i + 1]. Each is looked up with `prefix` in front, which is empty or
- * ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's number, or
- * -1 if the catalog does not know the file. */
+ * starts[i] and ends at starts[i + 1]. Each name is looked up with `prefix` in front; `prefix` is
+ * empty or ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's
+ * number, or -1 if the catalog does not know the file. */
 void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
-/* Finds files of a directory, in the catalog's order, that have no copy, are not wanted by a client
- * and are not being read at the source by a program. Skips files for which there was no room.
+/* Finds files of a directory that have no copy, in the catalog's order. Skips files that a client
+ * wants, files that a program is reading at the source, and files for which there was no room.
  * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
  * also finds files in subdirectories. Looks at no more than `looks` entries, from entry *at on, and
  * moves *at past them. Writes the numbers of at most `max` files to `ids`, and returns how many. */
@@ -167,11 +168,11 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances: one for
  * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. `wanted` replaces what is left of the first
- * allowance. But if `wanted` is 0, the first allowance stays as it is, unless it allows all names;
- * then it ends. `more_others` is added to what is left of the second allowance. A wanted directory
- * can always be listed. Any other directory is listed only while the second allowance is not used
- * up. */
+ * directories. A negative number allows all names. If `wanted` is 0, the first allowance stays as
+ * it is, except that an allowance of all names ends. Any other `wanted` replaces what is left of
+ * the first allowance. `more_others` is added to what is left of the second allowance. A wanted
+ * directory can always be listed. Any other directory is listed only while the second allowance is
+ * not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -251,7 +252,7 @@ struct monarch_result {
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
  * sends counts only if the peer had the whole file. bytes: what threads have received from the
  * endpoint so far; ns: the time that they needed for it. The index in both arrays says how many
- * threads used the endpoint when the thread that is counted began: 0 stands for 1 thread, 1 for 2
+ * threads used the endpoint when the receiving thread began: index 0 stands for 1 thread, 1 for 2
  * to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
@@ -261,9 +262,10 @@ struct monarch_flow {
 struct monarch_engine;
 
 /* Starts an engine for the session of these segments. It starts up to `threads` threads for the
- * sources, as they are needed. All of them may do work for which a reader waits. At most `width` of
- * them at a time do other work, until monarch_engine_width sets another number. `peer_threads`
- * further threads fill from peers. block_bytes: size of the blocks that have checksums. */
+ * sources, as they are needed. All these threads may do work for which a reader waits. At most
+ * `width` of them at a time do other work; monarch_engine_width can change this number.
+ * `peer_threads` further threads fill from peers. block_bytes: size of the blocks that have
+ * checksums. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -280,8 +282,9 @@ int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n
  * descriptors. Writes the attributes of at most `max` files to `entries`, and their paths, of at
  * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
- * file. The engine closes the descriptor if there is still no order once 50 ms have passed since
- * the descriptor came and the daemon's loop has had two iterations since this call. */
+ * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
+ * have passed since the descriptor came, and the daemon's loop has had two iterations since this
+ * call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -314,9 +317,9 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
  * sleep after each file, to leave the processors to programs. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
-/* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Among
- * ranks whose readers wait, each is served in proportion to its share. All shares are 0 at first;
- * the readers of a rank with share 0 are served like those that belong to no rank. */
+/* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Ranks
+ * whose readers wait are served in proportion to their shares. All shares are 0 at first. Readers
+ * of a rank with share 0 are served like readers that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
  * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
@@ -368,24 +371,25 @@ struct monarch_home {
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. It does so when
- * a file needs a fill that the grant does not let the engine order, when an order ends that may
- * have made room for such a file, and when a fill ends whose copy the engine has not published.
- * Returns whether the engine has left work since the last call. */
+/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. The engine does
+ * so in three cases: a file needs a fill that the grant does not let the engine order; an order
+ * ends that may have made room for such a file; a fill ends whose copy the engine has not
+ * published. Returns whether the engine has left work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
-/* Withdraws the FILL orders of these `n` entries. Keeps an order if a thread has begun it, if its
- * file is in use, or if a descriptor that a program handed over is kept for it. Each withdrawn
- * order gets the result ABANDONED at once. Returns how many it withdrew. */
+/* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
+ * thread has begun it, its file is in use, or a descriptor that a program handed over waits for it.
+ * Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Frees the maps and block sums of the results taken so far. Call this once the catalog reflects
- * these results: from then on readers do not need the maps of fills that the engine did not
- * publish, and nothing needs the block sums. */
+/* Frees the fills' maps and the block sums of the results taken so far. Call this once the catalog
+ * reflects these results. Until then, readers need the maps of fills whose copies the engine has
+ * not published, and the caller may need the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Tells the engine whether the caller waits for results, because it has more orders or waits for
- * room. The engine rings the doorbell at once for a result whose copy it has not published. For
- * results of published copies, it rings when many have accumulated, or earlier if the caller waits,
- * so that the threads do not run out of orders. Results can also be taken without a ring. */
+/* Tells the engine whether the caller waits for results. It does if it has more orders to submit,
+ * or needs room for copies. The engine rings the doorbell at once for a result whose copy it has
+ * not published. For results of published copies, it rings when many have accumulated, or earlier
+ * if the caller waits, so that the threads do not run out of orders. Results can also be taken
+ * without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum

@@ -5,7 +5,8 @@ static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now
     return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
 }
 
-/* If the file had no entry when the program claimed it, the claim is under monarch_unmet(ino). */
+/* A program claims a file under the number of the file's entry. If the file has no entry yet, the
+ * claim's number is monarch_unmet(ino). */
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
                           uint64_t now_ns) {
     return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);

@@ -7,6 +7,6 @@
 /* Returns whether a client has requested the file, and the daemon has not taken the request from
  * the bitmap yet. If so, the file will not stay ABSENT: a fill is about to be ordered. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
-/* Answers the demands for units [first, first + count) of an entry: the readers that wait for them
- * wake, and check again which units can be read. */
+/* Answers the demands for units [first, first + count) of an entry. The readers that wait for these
+ * units wake, and check again which units can be read. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

@@ -1,5 +1,5 @@
-/* Takes what clients tell the daemon: the bits that they set for files, the files that they change,
- * and the ring of the doorbell on which the daemon's loop sleeps. */
+/* Takes what clients tell the daemon: for which files they set bits, which files they change, and
+ * that they ring the doorbell. The daemon's loop sleeps on the doorbell. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>

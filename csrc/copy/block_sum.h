@@ -19,7 +19,7 @@ struct block_sum_stream {
 };
 
 /* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
- * If memory for the digest is lacking, none is made. */
+ * If memory is lacking, no digest is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 void monarch_block_sum_add(struct block_sum_stream *s, const void *bytes, size_t n);
 /* Ends the stream. Call this once after each monarch_block_sum_begin. out: NULL if the sums are not

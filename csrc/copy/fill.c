@@ -31,8 +31,8 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* A copy with a single block gets no digest, because its digest would not be kept
-     * (serving/sums.h). */
+    /* A copy with a single block gets no digest, because the digest of such a copy is not kept (see
+     * serving/sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -59,9 +59,9 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
 }
 
 /* Reserves the copy's space before the first write, so that a full tier is noticed now and not
- * midway. A copy that is written in one go needs no reservation, which would cost more than the
- * write. On tmpfs nothing is reserved: fallocate would first clear all the pages, while readers
- * wait. */
+ * midway. A small copy is written in one go; nothing is reserved for it, because the reservation
+ * would cost more than the write. Nothing is reserved on tmpfs either, because fallocate would
+ * clear all pages first, and readers would have to wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
     if (size <= MONARCH_CHUNK)
@@ -124,8 +124,9 @@ void monarch_close_handed(struct monarch_engine *e, struct job *job) {
         close_source(e, job, job->handed);
 }
 
-/* Returns the reader's descriptor if it can be used, else one that is opened now. On failure,
- * returns -1 and sets *status and errno as monarch_open_source does. */
+/* Returns a descriptor of the source's file: the one that a reader has handed over if it can be
+ * used, else a new one. On failure, returns -1 and sets *status and errno as monarch_open_source
+ * does. */
 static int open_source(struct monarch_engine *e, struct job *job, int *status) {
     if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
         return job->handed;
@@ -222,10 +223,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
- * file of more than MONARCH_CHUNK bytes, does two more things. It starts the write-back of the
+ * file of more than MONARCH_CHUNK bytes, does two more things. First, drops the block's pages of
+ * the source's file from the page cache, because the fill does not read them again. The kernel
+ * keeps pages that a program maps or reads at this moment. Second, starts the write-back of the
  * block, and waits for the write-back that was begun two blocks earlier, so that dirty pages never
- * accumulate. And it drops the pages of the source's file that have this block, because the fill
- * does not read them again; the kernel keeps those that a program maps or reads at this moment. */
+ * accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -275,10 +277,10 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Closes the descriptor that a program has handed over (`from`), because the program has asked for
- * that or must not be delayed any longer. Opens the file first, and moves the new descriptor to the
- * same descriptor number, because other threads may be reading from that number. Returns 0, or -1
- * if the file could not be opened; *status and errno say why. */
+/* Closes the descriptor that a program has handed over (`from`). The caller does this if the
+ * program has asked for it or must not be delayed any longer. First opens the file at the source
+ * anew. Then moves the new descriptor to the number `from`, because other threads may be reading
+ * from that number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
@@ -390,10 +392,10 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The sum of the whole block is known in two cases. Either a peer has sent exactly this block,
-     * along with its sum. Or these bytes came from the source and end the block, and the stream has
-     * seen all bytes of the block. If the order asks a peer, this is not certain, because bytes
-     * from a peer bypass the stream. */
+    /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
+     * along with its sum. Second, these bytes came from the source, they end the block, and the
+     * stream has seen all bytes of the block. An order that names a peer is excluded from the
+     * second case, because bytes from a peer bypass the stream. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -426,9 +428,9 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* A copy whose bytes all came from a single peer needs no further check: before that peer sent
-     * the last block, it checked that its file was unchanged. If several peers gave bytes, none of
-     * them has checked the copy as a whole, so ask the source. */
+    /* If all bytes came from a single peer, no further check is needed: that peer checked that its
+     * file was unchanged before it sent the last block. If several peers gave bytes, none of them
+     * has checked the copy as a whole, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

@@ -12,8 +12,8 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: the next unit to fill ahead of that reader */
-    unsigned asked_by;   /* engine's: the rank of that reader */
+    uint64_t next_unit;  /* engine's: the unit to fill next, before that reader asks for it */
+    unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
     struct monarch_fill *map;
@@ -35,6 +35,7 @@ struct fill {
     const unsigned char *content_key; /* key of the digests; NULL: none are made */
     struct monarch_digest *digests;   /* for each block, its digest; NULL: none are made */
     int lacks_digest;                 /* atomic: the digest of some block could not be made */
-    uint64_t source_ns; /* of a file of one unit: duration of its open and its reads */
+    uint64_t source_ns; /* duration of the open and the reads at the source; only for a file of one
+                           unit */
     uint32_t *left;     /* atomic: for each block, how many of its units are not written yet */
 };

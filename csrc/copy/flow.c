@@ -1,15 +1,15 @@
 /* Measures how many bytes threads receive from each endpoint, and how long that takes. An endpoint
  * is either all sources together, or one peer. Policies choose among endpoints by the throughput
- * that each thread gets (NoPFS, section 4: r_j(p_j) / p_j, where p_j is the number of threads that
- * use endpoint j). */
+ * that each thread gets. In section 4 of the NoPFS paper, this is r_j(p_j) / p_j: p_j threads use
+ * endpoint j, and r_j is the throughput of all these threads together. */
 #include "copy/flow.h"
 
 #include "copy/state.h"
 #include "shared/clock.h"
 
-/* Limit [ns] between fast and slow sources: a small file takes less than this from a local disk or
- * the page cache, and more from a network file system, whose server is asked for the open and for
- * the bytes. */
+/* A small file that takes less than this [ns] is a sign of a fast source. A local disk or the page
+ * cache takes less. A network file system takes more, because its server is asked twice: for the
+ * open, and for the bytes. */
 #define FAST_NS 300000
 /* note() computes the share of a source's recent files for which a condition holds. */
 #define SHARE_ALL 1024U /* the share if the condition holds for all files */

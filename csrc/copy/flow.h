@@ -12,7 +12,7 @@ struct endpoint {
     uint32_t busy;            /* atomic: number of threads that use it now */
 };
 
-/* A thread's use of an endpoint, from monarch_visit to monarch_leave. */
+/* A visit: one thread uses an endpoint, from monarch_visit to monarch_leave. */
 struct visit {
     struct endpoint *endpoint;
     uint64_t since_ns;
@@ -27,7 +27,7 @@ void monarch_leave_unseen(const struct visit *v);
 /* Notes how long the open and the read of a one-unit file took at its source. If more than half of
  * the recent files took less than FAST_NS (flow.c), the source counts as fast. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
- * this was so for more than half of the recent files, the source counts as one whose pages the
- * kernel does not keep. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If it
+ * had for more than half of the recent files, the source counts as pageless: the kernel does not
+ * keep the pages of its files. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

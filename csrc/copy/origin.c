@@ -17,8 +17,8 @@
 #define ASKED_TRIES 2 /* for bytes for which a reader waits */
 #define TRIES 8       /* for all other bytes, which can wait longer */
 /* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the
- * bytes from the source. Asking the source here as well would serve no reader sooner and delay all
- * others. */
+ * bytes from the source. If this node asked the source as well, the bytes would come no sooner, and
+ * other readers would be delayed. */
 /* For bytes for which a reader waits: less than the 5 s that the reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
 /* For all other bytes: as long as a thread can be spared. */
@@ -28,8 +28,8 @@
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails later than this [ns] after the fetch began, and a reader waits for the bytes,
- * they come from the source instead of from the next peer. */
+/* If a peer fails later than this [ns] after the fetch began, and a reader waits for the bytes, the
+ * next peer is not asked: the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");
@@ -56,17 +56,18 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a reader should get this block from the source at once, instead of waiting for
- * the peer. That is so only for the last block, and only if the peer was late with that block
- * before, or if more than NEAR_END blocks are missing here: the peer's own copy is then probably
- * incomplete, too. */
+ * the peer. This is so only for the last block, and only in two cases. First, the peer was late
+ * with that block before. Second, more than NEAR_END blocks are missing here, so that the peer's
+ * own copy is probably incomplete, too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow if the peer has the whole file, and so
- * need not wait for the source, and if the status is OK or TIMEOUT. With another status, perhaps no
- * request was sent: after a failure, requests to the peer are suppressed for a while. */
+/* Asks the peer once. The duration counts in the peer's flow under two conditions. The peer has the
+ * whole file, so that it need not wait for the source. And the status is OK or TIMEOUT: with
+ * another status, perhaps no request was sent, because requests to a peer are suppressed for a
+ * while after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -81,9 +82,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * If nodes are started together, and the first node did not wait for the others, it would read all
- * files from the source, also those that other nodes are to read there. So bytes for which no
- * reader waits have to wait until the peer serves. */
+ * Bytes for which no reader waits have to wait until the peer serves. Otherwise, if nodes are
+ * started together, the first node would read all files from the source, including those that other
+ * nodes are to read. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -96,8 +97,8 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
- * outcome in get->status. Two outcomes are no fault of the peer, but make the caller go to the
- * source: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
+ * outcome in get->status. With two outcomes, the caller goes to the source although the peer has
+ * not failed: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
  * longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
@@ -132,8 +133,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
 }
 
 /* Adds `node` to the nodes that the fill asks. The peer that was asked has no room for the file,
- * and has named `node` as the one that keeps it. Several threads may learn of the same node, which
- * is added only once. */
+ * and has named `node` as the one that keeps the file. Several threads may learn of the same node;
+ * it is added only once. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;

@@ -1,6 +1,6 @@
-/* Reads files from a pack (pack.h). A member is ordered while an order waits for it. Ordered
- * members that are close together are read by a single read, as a window. Each order then copies
- * its file from the window. */
+/* Reads files from a pack (pack.h). A member is called ordered while an order waits for it. A
+ * single read brings ordered members that are close together into memory, as a window. Each order
+ * then copies its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -20,19 +20,19 @@
 
 /* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The same for a file that a program uses: the program waits until the whole window is read. */
+/* The limit for a window that a file in use needs. It is lower, because a program waits until the
+ * whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* The most windows that are kept. Threads copy from some of them; the others contain members whose
  * orders no thread has begun. */
 #define WINDOWS 32
 /* A gap of at most this size [bytes] between two ordered members is always read along with them, so
- * that members with only a header between them are in one window. A larger gap is read along if it
- * is no longer than all ordered members before it in the window together, so that at most about
- * half of a read is wasted. */
+ * that members with only a header between them are in one window. A larger gap is read along only
+ * if it is no longer than the ordered members before it in the window, all together. So at most
+ * about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
-/* How many members before and after a window are searched for further members that have orders.
- * There can be such members before the window, because other threads may have begun later orders
- * first. */
+/* How many members before and after a window are searched for further ordered members. There can be
+ * ordered members before the window, because other threads may have begun later orders first. */
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL
@@ -113,7 +113,7 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
-    /* turns read-ahead off: read_window requests each window */
+    /* turns the kernel's read-ahead off, because read_window itself requests each window */
     posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM);
     return p;
 }
@@ -251,9 +251,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties and returns the least recently used of the
- * windows that no thread uses and no order waits for. If there is none of these either, returns
- * NULL: a window for which orders wait is kept, because it would have to be read again. */
+/* Returns an empty window. If there is none, empties one that no thread uses and no order waits
+ * for, the least recently used first. If there is none of these either, returns NULL. A window for
+ * which orders wait is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -384,8 +384,8 @@ static int is_in_order(struct pack *p) {
 }
 
 /* Reads another window, which begins with the next ordered member after `w` that is in no window. A
- * thread does this while it waits for another thread to read `w`: several concurrent reads hide the
- * source's latency. Returns 0 if there is nothing to read, or if no window is free. */
+ * thread does this while another thread reads `w`: several reads at once hide the source's latency.
+ * Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -437,7 +437,7 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
 }
 
 /* Notes that no order waits for the job's member any more. Empties the member's window if no order
- * needs it. The caller holds the lock. */
+ * needs the window. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)

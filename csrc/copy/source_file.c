@@ -20,8 +20,8 @@
 /* --- limits ----------------------------------------------------------------------------------- */
 
 /* Reserves the next free span of time for `n` bytes or operations, of which `per_s` are allowed
- * each second. Returns the time at which the span begins. Unused time is lost, except for the last
- * 20 ms, which compensate for threads that wake late. */
+ * each second. Returns the time at which the span begins. Time that passes unused cannot be
+ * reserved later, except for the last 20 ms: they make up for threads that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -56,7 +56,8 @@ void monarch_acquire_rate(struct monarch_engine *e, uint64_t n) {
 
 static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
 
-/* sync: AT_STATX_DONT_SYNC, or AT_STATX_FORCE_SYNC to ask the source's server. */
+/* sync: AT_STATX_DONT_SYNC for the cached attributes, AT_STATX_FORCE_SYNC to ask the source's
+ * server. */
 static int attributes_of(int fd, int sync, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | sync, mask, x) == 0;
@@ -92,8 +93,7 @@ int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* Reading must change nothing at the source, not even the access time, where O_NOATIME is
-     * permitted. */
+    /* Where O_NOATIME is permitted, it keeps the access time at the source unchanged. */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
@@ -112,8 +112,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* Turns read-ahead off, because it would request units from the source that were read
-     * before. */
+    /* Turns the kernel's read-ahead off. Units are read in any order, so read-ahead would request
+     * units that were read before. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;

@@ -6,18 +6,19 @@
 
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
-/* Opens the order's file at the source. Returns -1 on failure: *status gets the reason, and errno
- * the error, or 0 if the opened file is not the one that the catalog describes. Several threads may
- * open the file for one order. */
+/* Opens the order's file at the source. Returns -1 on failure, with the reason in *status and the
+ * error in errno. errno is 0 if the opened file is not the one that the catalog describes. Several
+ * threads may open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Returns whether the order's file can be read through a descriptor that a program has opened. */
 int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
-/* Checks that the file is still the one that the catalog describes: then all bytes that were read
- * before this call belong together. Returns 0, or -1 if the file has changed. Asks the source's
- * server, because the kernel's cached attributes may be older than the bytes. */
+/* Checks that the file is still the one that the catalog describes. If it is, all bytes that were
+ * read before this call are of the same version of the file. Returns 0, or -1 if the file has
+ * changed. Asks the source's server, because the kernel's cached attributes may be older than the
+ * bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */

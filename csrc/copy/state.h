@@ -9,9 +9,9 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* Most bytes that one read or one write moves. This is large enough that the cost of a system call
- * does not matter, and small enough that the bytes are still in the second-level cache when they
- * are hashed and written. */
+/* Most bytes that one read or one write moves. With so many, the cost of a system call does not
+ * matter. With more, the bytes would no longer be in the second-level cache when they are hashed
+ * and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
 /* The engine: the state that all copying threads share, except their queues. */

@@ -121,9 +121,9 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
- * part is really read instead of requested by read-ahead, because the kernel shortens such requests
- * at will. A thread reads one part at a time, so the number of threads bounds how many parts are
- * read at once. */
+ * part is really read. A request for read-ahead would not be enough, because the kernel shortens
+ * such requests at will. A thread reads one part at a time, so the number of threads bounds how
+ * many parts are read at once. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

@@ -1,5 +1,5 @@
-/* All orders but fills: they check copies, compare files at the source with the checksums of their
- * copies, drop copies, and page copies in. */
+/* Carries out all orders but fills. These orders check copies, compare files at the source with the
+ * checksums of their copies, drop copies, and page copies in. */
 #pragma once
 
 #include "copy/job.h"

@@ -197,14 +197,13 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* else a peer that sends byte by byte would keep the thread that asks it busy until the
-         * time limit */
+        /* Otherwise a peer that sends byte by byte keeps a thread busy until the time limit. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
     /* The count is read again in each iteration: a thread that was starting others has counted them
-     * by the time it is joined. */
+     * before it can be joined itself. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)
@@ -230,9 +229,10 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* Sets two parameters of malloc to constants. By default, glibc raises M_MMAP_THRESHOLD, the size
- * from which a block gets its own mapping, whenever such a block is freed; and it makes an arena
- * for each thread. Both would keep the freed memory of a scan or a manifest forever. */
+/* Sets two parameters of malloc to constants. M_MMAP_THRESHOLD is the size from which a block gets
+ * its own mapping; by default, glibc raises it whenever such a block is freed. M_ARENA_MAX limits
+ * the arenas; by default, each thread gets one. With both defaults, the freed memory of a scan or a
+ * manifest would be kept forever. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

@@ -78,10 +78,10 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Each slot that is passed while a reader of a rank waits in it yields one reader of
-     * `of_ranks`. If such a reader's demand is taken or answered after `of_ranks` was filled, its
-     * slot yields none, and `of_ranks` is not empty at the end. Yield the readers that are still in
-     * it. */
+    /* Each slot in which a reader of a rank waits yields one reader of `of_ranks`. But a demand may
+     * be taken or answered after `of_ranks` was filled. The slot of that demand then yields no
+     * reader, and one reader too many is left in `of_ranks` at the end. Yield the readers that are
+     * left. */
     if (l->length) {
         *w = take_first(l);
         return 1;

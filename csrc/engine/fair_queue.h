@@ -1,6 +1,6 @@
-/* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares,
- * no rank is starved, and while any reader waits, one is served. A reader that belongs to no rank
- * is served when the search reaches its slot. */
+/* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares.
+ * No rank is starved. While any reader waits, some reader is served. A reader that belongs to no
+ * rank is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -18,8 +18,8 @@ struct fair_queue {
 static inline unsigned monarch_rank_in(const struct fair_queue *q, unsigned rank) {
     return q->share[rank] ? rank : 0;
 }
-/* Returns the virtual time at which the rank is due. It is `now` at the earliest, so that a rank
- * saves up no service while none of its readers waits. */
+/* Returns the virtual time at which the rank is due. A rank is never due earlier than `now`, so
+ * that it saves up no service while none of its readers waits. */
 static inline uint64_t monarch_due(const struct fair_queue *q, unsigned rank) {
     return q->due[rank] > q->now ? q->due[rank] : q->now;
 }

@@ -1,5 +1,5 @@
 /* Places files in granted room, first fit. Decides as policy does
- * (monarch_py/policies/placement.py), and counts the same bytes and inodes. */
+ * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
 #include "engine/grant.h"
 
 #include <stdlib.h>

@@ -15,11 +15,10 @@ void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
  * (me->unordered). Orders fills of these files as far as the grant allows, and leaves all others to
  * Python. The caller holds no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* Returns whether the end of this order must wake the daemon's loop. After a fill, the loop must be
- * woken if the copy was not published, because Python must find out why. After another order, such
- * as a DROP, the loop must be woken if a reader still waits for a file that was left to the loop,
- * because there may be room for the file now. Returns 0 if the loop was already woken since its
- * last rest. The caller holds the pool's lock. */
+/* Returns whether the end of this order must wake the daemon's loop. There are two reasons. After a
+ * fill whose copy was not published, Python must find out why. After another order, such as a DROP,
+ * there may be room for a file that was left to the loop and for which a reader still waits.
+ * Returns 0 if the loop was already woken since its last rest. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop, whether it waits in monarch_engine_rest or for the doorbell. */
 void monarch_end_rest(struct pool *p);

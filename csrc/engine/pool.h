@@ -14,7 +14,7 @@ struct pool;
 
 /* The room that policy has granted. The pool's lock protects all fields except the atomic ones.
  * While there is a grant, only the engine's threads set entries to FILLING; while there is none,
- * only Python does. So neither needs to know what the other is about to decide. */
+ * only Python does. So neither side needs to know what the other side is about to decide. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -29,18 +29,18 @@ struct grant {
     /* Fills that the engine has ordered since Python last took this list. */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand for a file without an order that a thread has looked at. From
+    /* By demand slot: the last demand that a thread has looked at and whose file had no order. From
      * then on, the threads skip that demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: whether the threads look at the demand in `refused` again after the next
-     * grant, because they looked too early: there was no grant, or the file was FILLING. */
+    /* By demand slot: whether the threads looked at the demand in `refused` too early: there was no
+     * grant, or the file was FILLING. If so, they look at it again after the next grant. */
     uint8_t is_early[MONARCH_DEMANDS];
     uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0
                         when the loop's next rest ends */
 };
 
-/* Number of hash buckets. Queued orders and fills are found in them by entry, because a search of
- * the queues would take too long: an order for which a reader waits may be far back. */
+/* Number of hash buckets. The buckets find queued orders and fills by entry. A search of the queues
+ * would take too long: an order for which a reader waits may be far back. */
 #define MONARCH_BUCKETS 1024
 /* Number of slots reserved for fills from the source. Fills from peers must leave them free,
  * because other nodes wait for files that this node reads from the source. */
@@ -61,7 +61,7 @@ enum monarch_role {
 /* Orders that were set aside because their peer already had its share of the threads. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS];
-    /* the first `peers` elements are the peers that may have such orders */
+    /* the first `peers` elements are the peers that may have orders in `of` */
     uint16_t peer[MONARCH_MAX_PEERS];
     unsigned peers;
 };
@@ -147,7 +147,8 @@ struct pool {
         int is_at_work, is_unasked, unasked_peer;
         /* the thread has left an order queued, because a program is still reading the file */
         int awaits_reader;
-        struct waiting unordered[MONARCH_UNORDERED]; /* readers found whose files have no order */
+        struct waiting unordered[MONARCH_UNORDERED]; /* readers that the search has met and whose
+                                                        files have no order */
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */
         pthread_t thread;

@@ -9,8 +9,8 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Work for which a reader waits may exceed its peer's share of the threads, but only while more
- * than this many threads for peers are free, so that the last ones stay free for other peers. */
+/* Work for which a reader waits may exceed its peer's share of the threads while more than this
+ * many threads for peers are free. The last free threads are kept for other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because it holds the
  * pool's lock. */
@@ -152,9 +152,8 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work for which no reader waits. The width (struct pool) is shared among the
- * peers by the same rule, so that one slow peer leaves part of the width to the others, however
- * small the width is. */
+/* Like can_ask, for work for which no reader waits. The peers share the width (struct pool) by the
+ * same rule. So even if the width is small, one slow peer leaves part of it to the other peers. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -212,16 +211,16 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     }
     p->taken[reader->place] = demand;
     /* The thread that claimed the unit answers the unit's readers when the unit is done. If that
-     * answer came before this demand was made, nobody else will answer this demand, so answer it
-     * here. Also answer a demand for a unit that no map has. */
+     * answer came before this demand was made, this demand would stay without an answer, so answer
+     * it here. Also answer a demand for a unit that no map has. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread should try to order a fill for this demand, whose file has no order: the
- * demand was not refused before. */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order. It
+ * should unless the demand was refused before. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -239,8 +238,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 }
 
 /* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last one that found work ended. Where it meets a reader that belongs to a rank, the ranks' shares
- * decide which rank's reader is served instead (fair_queue.h). */
+ * last one that found work ended. Where the search meets a reader that belongs to a rank, the
+ * ranks' shares decide which rank's reader is served instead (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;
@@ -253,8 +252,8 @@ static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     return 0;
 }
 
-/* Returns the first unclaimed unit after the last demanded one, or else any unclaimed unit. Returns
- * DONE if all units are claimed. */
+/* Returns the first unclaimed unit after the unit that was demanded last, or else any unclaimed
+ * unit. Returns DONE if all units are claimed. */
 static uint64_t unit_ahead(struct fill *f) {
     uint64_t unit = f->next_unit < f->units ? f->next_unit : 0, n = 0;
     for (; n < f->units && monarch_is_claimed(f, unit); n++)
@@ -264,8 +263,8 @@ static uint64_t unit_ahead(struct fill *f) {
 }
 
 /* Returns the fill whose next unit is to be filled before a reader asks for it, or NULL. *first
- * gets the first fill in the list that could be served. A later fill is returned instead only if
- * the readers of both fills belong to ranks, and the rank of the later fill's reader is due
+ * gets the first fill in the list that could be served. A later fill is returned instead only under
+ * two conditions: the readers of both fills belong to ranks, and the later fill's rank is due
  * earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
@@ -300,8 +299,8 @@ static void exchange(struct pool *p, struct fill *a, struct fill *b) {
     b->next = next;
 }
 
-/* Finds a unit to fill before its reader asks for it: a reader that has waited for a unit will soon
- * want the next ones. The files for which readers have waited are served in rotation, one unit
+/* Finds a unit to fill before a reader asks for it: a reader that has waited for one unit will soon
+ * want the next units. The files for which readers have waited are served in rotation, one unit
  * each. */
 static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
@@ -382,10 +381,10 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders from the front of the queue to its end, as long as the first order's file is being
- * read at the source by a program that will hand over its descriptor. A fill would open such a file
- * a second time. Returns whether even the order that is first afterwards must wait for such a
- * program. */
+/* Moves orders from the front of the queue to its end, as long as a program is reading the first
+ * order's file at the source and will hand over its descriptor. A fill would open such a file a
+ * second time. Returns whether the order that is first afterwards must wait for such a program,
+ * too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -435,8 +434,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, way) ||
                       !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A thread that gets a unit from a peer ahead of a reader is not counted against the width: the
-     * reader will soon wait for the unit, and there are enough threads for peers. */
+    /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
+     * against the width: the reader will soon wait, and there are enough threads for peers. */
     if (is_ahead && way == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -5,8 +5,8 @@
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 
-/* Returns whether readers may wait for an order of this kind. Orders of these kinds can be found by
- * their entries, from the call of monarch_remember until they begin. */
+/* Returns whether readers may wait for an order of this kind. If so, the order can be found by its
+ * entry from the call of monarch_remember until the order begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */
@@ -36,7 +36,7 @@ struct work {
     struct fill *fill; /* if job is NULL: the fill of which one unit or one block must be moved */
     uint64_t unit, block;
     int is_unit;       /* 1: a unit must be moved; 0: a block */
-    int leaves_nobody; /* with this work, all threads that have the caller's roles have work */
+    int leaves_nobody; /* with this work, all threads with the caller's roles are busy */
 };
 
 enum monarch_way monarch_way_of(const struct job *job);
@@ -46,7 +46,7 @@ uint32_t monarch_roles_of(const struct worker *me);
  * other work passes MONARCH_DOES_DEMANDS alone; any other roles say that the thread has finished
  * its work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles, as bits, of the threads of this way that could do some of the work there is; 0
- * if there is no work. The result may be nonzero although no work is left: units ahead of readers
+/* Returns the roles, as bits, of the threads of this way that could do some of the waiting work; 0
+ * if no work waits. The result may be nonzero although no work is left: units ahead of readers
  * count even if all units of the fill are already claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

@@ -7,13 +7,13 @@
  *     bell's word and wakes one thread that could do the work. A thread reads the word before it
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked too
  *     early does not fall asleep.
- *   - A thread that has looked for work, and leaves some that sleeping threads could do, wakes one
- *     of these threads without changing the word. Changing the word is up to the thread that has
- *     added this work and rings the bell for it. If that ring has come already, no thread that is
- *     awake falls asleep without seeing the work; if it is still to come, it wakes one more thread.
- *     There is one exception: a thread that leaves one peer for another rings the bell itself. It
- *     makes room at the first peer for orders that were set aside, and no other ring will come for
- *     these orders.
+ *   - A thread that has looked for work may leave work that sleeping threads could do. It then
+ *     wakes one of these threads, but does not change the word: the thread that has added the work
+ *     rings the bell for it. If that ring has come already, no thread that is awake falls asleep
+ *     without seeing the work. If that ring is still to come, it wakes one more thread. There is
+ *     one exception: a thread that leaves one peer for another rings the bell itself. It makes room
+ *     at the first peer for orders that were set aside, and no other ring will come for these
+ *     orders.
  *   - A thread that has all roles of its way and finds no work need not wake others: it has left
  *     nothing that they could do.
  *   - A demand whose file has no order counts as work of both ways, until a thread has ordered a

@@ -18,7 +18,7 @@
 #define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
 #define RESULTS_AT_ONCE 512 /* if it does not */
 /* A daemon that waits for results is also rung when fewer orders than this are queued, because it
- * may have more orders. */
+ * may then submit more orders. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, the file is moved unit by unit
  * instead of in longer runs. */
@@ -42,8 +42,8 @@
 
 /* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
  * it is not rung again before it has taken them. A result whose copy was published here need not be
- * taken at once: it waits until more have accumulated, so that not every file costs an iteration of
- * the daemon's loop. */
+ * taken at once. Such results accumulate, so that not every file costs an iteration of the daemon's
+ * loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -76,10 +76,9 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* Reports the order's result, and publishes the copy if it is complete. The result is queued before
- * the writer's lock is released, so that the result of the copy's removal comes later: Python can
- * order the removal as soon as it sees the copy, but must first set the entry's word under that
- * lock. */
+/* Publishes the copy if it is complete, and reports the order's result. The result is queued before
+ * the writer's lock is released. So the result of a later removal of the copy comes after it:
+ * before Python orders the removal, it must set the entry's word under that lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -162,8 +161,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. A file that is begun here can be interrupted for
- * demands in turn, so fills nest, at most DEEPEST levels deep. */
+/* Serves demands in the middle of other work. A file that is begun here can itself be interrupted
+ * for demands. So fills nest, at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -187,8 +186,8 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 }
 
 /* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
- * returns the run's length. Sets *whole to 0 if units of the block that come before the run were
- * claimed already. */
+ * returns the run's length. If that skips units of the block, which other threads have claimed,
+ * sets *whole to 0. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
@@ -248,7 +247,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         }
         /* A file of one unit is moved at once, and so is a file that comes with a reader's
          * descriptor. Any other file is left to threads without more urgent work: this thread may
-         * have begun the file only because a reader waits. */
+         * have begun the file in the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -373,8 +372,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until one thread with the role READS_AHEAD and one thread without
- * that role have no work, or until `most_threads` run. Does nothing while another thread is in this
+/* Starts threads for the sources until two threads have no work, one with the role READS_AHEAD and
+ * one without it; or until `most_threads` run. Does nothing while another thread is in this
  * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);

@@ -80,8 +80,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 
 /* --- the order -------------------------------------------------------------------------------- */
 
-/* Takes a queued order out of its queue and returns it. Returns NULL, and leaves the order queued,
- * if it asks peers or another descriptor waits for it. */
+/* Takes a queued order out of its queue and returns it. If the order asks peers, or if another
+ * descriptor waits for it, leaves the order queued and returns NULL. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -91,9 +91,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. For a moment, there may be none to find: policy sets
- * the file's state before it submits the order, and a thread takes an order out of its queue before
- * it adds the fill to the list of fills. */
+/* Finds the order of a file that is FILLING. For a moment, no order may be found. Policy sets the
+ * file's state before it submits the order. And a thread takes an order out of its queue before it
+ * adds the fill to the list of fills. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -118,8 +118,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. Leaves that to policy if the grant does not allow it, or if the
- * catalog is full. */
+/* Adds the file to the catalog. If the grant does not allow that, or if the catalog is full, leaves
+ * it to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

@@ -14,9 +14,9 @@ struct handed {
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
-    /* The next three fields are used until a fill begins to use the descriptor (kept.c). is_told:
-     * policy knows of the file. is_ordered: policy has ordered the fill, and no thread has begun
-     * it. */
+    /* The next three fields are used while the descriptor waits for its order (kept.c). is_told:
+     * policy knows of the file. is_ordered: there is an order to fill the file, which no thread has
+     * begun. */
     int is_told, is_ordered;
     uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
     uint64_t renames;    /* count of directory renames before the path was looked up */
@@ -25,8 +25,8 @@ struct handed {
 };
 
 /* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor is not of a regular file, it is not of the file at the path
- * that came with it, or memory is lacking. */
+ * open, in three cases: the descriptor is not of a regular file, it is not of the file at the
+ * received path, or memory is lacking. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */
@@ -35,7 +35,8 @@ void monarch_give_back(struct pool *p, struct handed *h);
 void monarch_hand_to(struct handed *h, struct job *job);
 
 enum monarch_answer {
-    MONARCH_TAKEN, /* *job is the order; NULL: another order fills the file, or no fill is needed */
+    MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
+                      needed */
     MONARCH_REFUSED, /* policy must order the fill, or add the file to the catalog */
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,
@@ -43,8 +44,8 @@ enum monarch_answer {
 };
 
 /* Finds or makes the order that fills the file, and takes it out of any queue. *job gets the order,
- * or NULL. A file without an entry gets one if policy allows it. The caller holds the writer's lock
- * and the pool's. */
+ * or NULL. A file without an entry gets an entry if policy allows that. The caller holds the
+ * writer's lock and the pool's. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks policy to order a fill of the file. Returns whether the caller must wake policy. */

@@ -1,8 +1,8 @@
 /* The table of descriptors that programs have handed over and that wait for an order to fill their
- * file. The file has no order yet because policy has neither granted room for the file nor
- * ordered the fill itself; policy may not even have learned of the file. When a thread begins the
- * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
- * the program can ask for the descriptor to be closed at any time. */
+ * file. The file has no order yet: policy has not granted room for the file, and has not ordered
+ * the fill itself. Policy may not even have learned of the file. When a thread begins the order,
+ * the order takes the descriptor, so the file need not be opened at the source. Until then, the
+ * program can ask for the descriptor to be closed at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -28,8 +28,8 @@
 /* A descriptor that still has no order is closed once both of these limits have passed. */
 #define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */
 #define ITERATIONS 2         /* iterations of the daemon's loop since policy learned of the file */
-/* Interval [ns] at which the table's thread goes through the table. A program that wants its
- * descriptor closed waits at most this long until the thread notices that. */
+/* Interval [ns] at which the table's thread goes through the table. So the thread notices at most
+ * this much later that a program wants its descriptor closed. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 

@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
  * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
- * trusted: the fill checks that the descriptor is of the file that the catalog describes, as the
- * fill does for a descriptor that it opened itself. The threads have no other work, so that a
- * descriptor is closed soon: if the program has a lock on the open file description (flock), the
- * lock lasts until the last descriptor of that description is closed. */
+ * trusted: before a fill uses the descriptor, it checks that the descriptor is of the file that the
+ * catalog describes. The threads have no other work, so that each descriptor is closed soon. This
+ * matters if the program has a lock on the open file (flock): the lock lasts until the last
+ * descriptor is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most threads, and so the most files that are copied at a time. There may be many, because a
- * thread mostly waits for the source, which must confirm that the file is unchanged. */
+/* The most threads, and so the most files that are copied at a time. Many threads are no harm: a
+ * thread mostly waits for the source to confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -59,10 +59,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until policy orders the file's fill. Closes it instead if no order will need
- * it (another order fills the file, or the file needs no fill), if the descriptor and the entry are
- * of different files, if the program has asked for the descriptor back, or if the table of waiting
- * descriptors is full. */
+/* Keeps the descriptor until policy orders the file's fill. Closes the descriptor instead in four
+ * cases: no order will need it; it is of another file than the entry; the program has asked for it
+ * back; or the table of waiting descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -94,8 +93,8 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Gives up on a descriptor that cannot be used, and requests a copy of the file from policy
- * instead. fd: -1 if the descriptor was not received, because this process has as many descriptors
- * as it may have. */
+ * instead. fd: -1 if the descriptor was not received, because this process has reached its limit of
+ * open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -123,8 +122,8 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has as many
- * descriptors as it may have. Returns whether the message is valid; a valid message names a
+/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has reached
+ * its limit of open descriptors. Returns whether the message is valid; a valid message names a
  * file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
@@ -231,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read again in each iteration: a thread that was starting another thread has
-     * counted that one by the time it is itself joined. */
+    /* The count is read again in each iteration: a thread that was starting another one has counted
+     * the new thread before it can be joined itself. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

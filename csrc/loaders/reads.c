@@ -1,5 +1,6 @@
 /* Many reads in flight at once, made by threads. Each process has one set of threads, which sleep
- * between calls. They are started when a call first needs them; a forked child starts its own. */
+ * between calls. The threads are started when a call first needs them. A forked child starts
+ * threads of its own. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,10 +13,9 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read counts as slow if it took longer than this plus 1 ns per byte, and its thread slept
- * meanwhile [ns]: it has then waited for a disk or a network. A read from memory takes a tenth of
- * that time. If it takes longer, the reason is that its thread had to wait for a processor, which
- * does not count as sleep. */
+/* A read counts as slow if it took longer than this [ns] plus 1 ns per byte, and its thread slept
+ * meanwhile. Such a read has waited for a disk or a network. A read from memory takes a tenth of
+ * that time, or longer if its thread has to wait for a processor; but that wait is no sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no
@@ -52,8 +52,8 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers `forget` when this library is loaded, because a handler that is registered while
- * another thread forks may be missed. */
+/* Registers `forget` when this library is loaded, because a fork in another thread might miss a
+ * handler that is only being registered. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
@@ -74,8 +74,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 }
 
 static void fail(struct call *c, uint64_t i, int error) {
-    /* Reads begin in order, so every read before this one has begun already. If one of them fails
-     * too, that is still recorded, although no further read begins. */
+    /* No further read begins. Reads begin in sequence, so every read before this one has begun
+     * already; if one of those fails too, that is still recorded. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -155,7 +155,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* enough: the running threads, or the caller alone, do the work */
+            break; /* no error: the running threads, or the caller alone, do the work */
         threads++;
         idle++;
     }

@@ -21,9 +21,9 @@
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived [bytes]: receiving them at once costs
- * less than receiving them in parts with a sleep in between. This delays no reader: a reader needs
- * the whole answer, and the thread is woken when the last bytes of it are there. */
+/* A waiting thread is woken once this many bytes have arrived: receiving them at once costs less
+ * than receiving them in parts with a sleep in between. This delays no reader: a reader needs the
+ * whole answer, and the thread is always woken when the last bytes of an answer are there. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
 #define WAKE_NS 200000000ULL
@@ -48,7 +48,7 @@ struct monarch_peer_link {
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark, as last set */
     char *buffer; /* of the running fetch */
-    /* [from, until): the part of `buffer` that has received bytes of a small answer which were not
+    /* [from, until): the part of `buffer` with bytes of a small answer that were received, but not
      * parsed yet */
     size_t from, until;
 };
@@ -214,8 +214,7 @@ static void begin_piece(link_t *l, struct answer *a) {
 }
 
 /* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum have usually
- * rotted at the node that sent them. If they were changed on the way instead, the status is the
- * same. */
+ * rotted at the node that sent them. Bytes that were changed on the way get the same status. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -330,8 +329,8 @@ static void set_options(int fd, uint32_t between_ms) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* For this low-water mark, the kernel provides buffers for the bytes of two wake-ups, so that
      * the peer continues to send while the bytes of one wake-up are stored. The lock (Linux 5.14)
-     * keeps the kernel from providing more: with more bytes in flight, the queues of the network,
-     * which others use too, would fill until one overflows. */
+     * keeps the kernel from providing more. With more bytes in flight, the queues of the shared
+     * network would fill until one overflows. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }

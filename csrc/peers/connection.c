@@ -1,6 +1,6 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that must wait returns, with what the connection waits for. Only if `may_block` is set may
- * the step itself block until the peer receives. */
+ * A step that would have to wait returns instead, and says what the connection waits for. There is
+ * one exception: if `may_block` is set, the step may block until the peer receives. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 
 /* After sending this much on a connection, the thread continues with another one [bytes]. */
 #define YIELD_BYTES (4 << 20)
-/* After sending this much on a connection on which it may block, the thread checks whether it still
- * may stay with that connection [bytes]. */
+/* If a thread may block on a connection, it checks after each of these amounts [bytes] whether it
+ * may still stay with the connection. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -38,8 +38,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: bytes of the file follow at once, and should share a segment with
- * the frames. */
+/* Sends the queued frames. more: bytes of the file follow at once, and should be sent in one TCP
+ * segment with the frames. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -195,11 +195,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. For a whole block, these are the ones that were recorded
- * when the copy was made, if they are known; so the receiver notices bytes that have rotted since.
- * In all other cases they are computed from the bytes. bytes: the piece in memory, or NULL to read
- * it from the file. Returns CUT if there is no sum, because the receiver rejects bytes without
- * one. */
+/* Gets the sum and the digest of a piece. For a whole block, both were recorded when the copy was
+ * made. If they are known, they are used, so that the receiver notices bytes that have rotted
+ * since. Otherwise they are computed from the bytes. bytes: the piece in memory, or NULL to read it
+ * from the file. Returns CUT if there is no sum, because the receiver rejects bytes without one. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -215,9 +214,8 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. The sum of a part of a block is computed now, so it does not
- * show whether the part has rotted since the block's sum was recorded. So the whole block is
- * checked first. */
+/* Returns whether a piece may be sent. A part of a block has no recorded sum; its sum is computed
+ * now, and does not show whether the part has rotted. So the whole block is checked first. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;

@@ -31,7 +31,8 @@ struct monarch_peer_connection {
     /* The fields up to `deadline_ns` are the server's, and are used under its lock. */
     int fd; /* -1: this place is free */
     uint32_t generation;
-    /* hears: checks the seals of requests; says: makes the seals of frames; valid while `fd` is */
+    /* hears: checks the seals of requests; says: makes the seals of frames. Both are valid as long
+     * as `fd` is not -1. */
     struct monarch_mac *hears, *says;
     int is_busy;      /* a thread works on the connection, and owns the fields from `due_ns` on */
     int is_waiting;   /* the connection waits to be woken */
@@ -64,7 +65,7 @@ struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
     uint64_t *requests, *bytes;  /* atomic */
-    char *buffer;                /* the thread's own, MONARCH_PEER_CHUNK */
+    char *buffer;                /* the thread's own; MONARCH_PEER_CHUNK bytes */
     struct monarch_mac *content; /* the thread's own: computes digests */
     int may_block; /* the step may wait up to MONARCH_PEER_STAY_MS until the socket accepts more */
 };

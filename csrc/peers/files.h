@@ -15,9 +15,9 @@ struct monarch_peer_opened {
  * None of the functions may wait. */
 struct monarch_peer_files {
     void *arg;
-    /* Returns MONARCH_PEER_OK, with the file in *out; or UNKNOWN_FILE, CHANGED or MOVED; or LATER,
-     * after which the server calls `open` again when it is woken, for as long as the request may
-     * wait. */
+    /* Returns MONARCH_PEER_OK, with the file in *out; otherwise UNKNOWN_FILE, CHANGED, MOVED or
+     * LATER. After LATER, the server calls `open` again whenever it is woken, as long as the
+     * request may wait. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
     /* Returns the position up to which all bytes from `at` on can be sent. The function may stop at
@@ -31,8 +31,8 @@ struct monarch_peer_files {
      * for a block of which all bytes are there. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
-     * If `sum` is NULL, returns whether the block was found good so recently that a part of it can
-     * be sent without computing the sum. */
+     * If `sum` is NULL, returns whether a part of the block can be sent without computing the sum,
+     * because the block was found good recently. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };

@@ -1,6 +1,6 @@
-/* GMAC, computed by the libcrypto that is installed. The library is loaded when it is first needed:
- * a daemon without peers does not need it, and one build works with every version since OpenSSL
- * 1.1.0, because the functions' types have not changed. */
+/* GMAC, computed by the libcrypto that is installed. The library is loaded when it is first needed,
+ * because a daemon without peers does not need it. One build works with every version since OpenSSL
+ * 1.1.0: the functions' types have not changed since. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -54,8 +54,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Looks first among the loaded libraries: Python's hashlib has usually loaded one, and a second
- * version in the process would be useless. */
+/* Looks first for a version that is already loaded: Python's hashlib has usually loaded one, and
+ * the process needs no second version. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

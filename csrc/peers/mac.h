@@ -1,5 +1,5 @@
 /* Message authentication: GMAC (NIST SP 800-38D: AES-128-GCM of associated data alone), computed by
- * OpenSSL's libcrypto. It uses instructions that all current processors have. */
+ * OpenSSL's libcrypto, which uses special instructions that all current processors have. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -26,17 +26,17 @@ void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
-/* A digest of file content: a MAC under a key of the whole session, always with number 0. No digest
- * is ever sent, so that it acts as a universal hash: somebody who has seen no digest cannot find
- * two contents with the same digest. What is sent is the MAC of a frame, which covers the digest
- * (Wegman and Carter, 1981). */
+/* A digest of file content: a MAC under a key of the whole session, always with number 0. A digest
+ * is never sent; only the MAC of a frame is, which covers the digest. So the digest acts as a
+ * universal hash (Wegman and Carter, 1981): somebody who has seen no digest cannot find two
+ * contents with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
 
-/* Computes the seal of frame `number` in one direction: the MAC of its n bytes and of `digest`,
- * which is the digest of the content that the frame authenticates, or NULL. Returns 1. Returns 0 if
- * libcrypto has failed; the other end then rejects the seal. */
+/* Computes the seal of frame `number` in one direction: the MAC of the frame's n bytes and of
+ * `digest`. digest: the digest of the content that the frame authenticates; NULL for none. Returns
+ * 1, or 0 if libcrypto has failed; the other end then rejects the seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
 /* Returns whether the seal is right. The duration does not depend on where a wrong seal differs. */

@@ -1,7 +1,7 @@
 /* One peer as its users see it: its idle links, and what happens when a link breaks. Python makes
  * the connections, and decides whether requests to the peer are suppressed for a while
- * (monarch_py/peers/peer.py). Python is called for nothing else, so that a fetch over a working
- * link never waits for the interpreter. */
+ * (monarch_py/peers/peer.py). Nothing else calls Python, so a fetch over a working link never waits
+ * for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -33,8 +33,9 @@
 
 typedef struct monarch_peer peer;
 
-/* A thread's use of a link. The thread waits on the link for the answer with this tag. `follower`
- * is the use whose answer comes next on the link. All fields are protected by the peer's lock. */
+/* A thread that uses a link or waits for one. It takes the answer with this tag from the link.
+ * `follower` is the thread whose answer comes next on the link. All fields are protected by the
+ * peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -59,8 +60,8 @@ struct monarch_peer {
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has ever worked; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
-    /* list of the `struct use` of all threads that have a link; followers, which still wait for
-     * one, are not in it; under the lock */
+    /* under the lock: list of the `struct use` of all threads that have a link. Followers still
+     * wait for a link, and are not in the list. */
     struct use *uses;
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -203,8 +204,8 @@ static void leave(peer *p, struct use *me, int works) {
 }
 
 /* Finds a link on which one more thread may send a request. Threads stand in line for a link: first
- * the use that has the link, then its followers. Returns the last use in the line, or NULL if there
- * is no such link; *first gets the use that has the link. */
+ * the thread that has the link, then its followers. Returns the last thread in the line, or NULL if
+ * there is no such link; *first gets the thread that has the link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -218,9 +219,9 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link whose answer to an earlier request is still arriving, and waits for the
- * end of that answer, which has a time limit. Returns whether the caller then has the link. The
- * caller does not have it if there was no such link, or if the earlier answer broke the link. */
+/* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
+ * the end of that answer, which has a time limit. Returns whether the caller then has the link:
+ * there was such a link, and the earlier answer has not broken it. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -259,10 +260,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. To send a part
- * of a block, the holder must check all of it, and so finds out whether it has rotted since its sum
- * was recorded. The request needs a new link, because the following bytes on the old one cannot be
- * parsed. */
+/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. Before the
+ * holder sends a part of a block, it must check the whole block. So it finds out whether the block
+ * has rotted since the block's sum was recorded. The request needs a new link, because the
+ * following bytes on the old one cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;

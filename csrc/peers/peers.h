@@ -40,9 +40,9 @@ struct monarch_peer_counts {
 struct monarch_peer_server;
 
 /* Takes over a connected socket whose peer has proved that it belongs to the session. If there are
- * as many connections as allowed, the new one replaces the one that has been idle for longest.
- * Returns 0, -EBUSY if none is idle, or another -errno. After an error the socket stays the
- * caller's. */
+ * as many connections as allowed, the new connection replaces the one that has been idle for
+ * longest. Returns 0; -EBUSY if no connection is idle; or another -errno. After an error the socket
+ * stays the caller's. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
@@ -126,8 +126,8 @@ struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer
  * requests to it are suppressed for now. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Returns whether the peer has never answered but may do so soon, because this node has known it
- * only for a short time. */
+/* Returns whether the peer has never answered, but may answer soon: this node has known it only for
+ * a short time. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Ends all requests to the peer, whose ranges are then CUT, and refuses new ones. */
 void monarch_peer_hang_up(struct monarch_peer *p);

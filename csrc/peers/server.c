@@ -23,9 +23,9 @@
 /* How late a passed deadline may be noticed while no connection has a request [ms]. An idle server
  * wakes only this often. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer [bytes]. It is larger than the number of bytes that can be in
- * flight, so that the kernel continues to send while the thread does other work. The thread that
- * fills the buffer is woken only when a third of it is free. */
+/* Size of a socket's send buffer [bytes]. A thread that fills the buffer is woken only when a third
+ * of the buffer is free. The buffer is larger than the number of bytes that can be in flight, so
+ * that the kernel continues to send meanwhile. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -34,8 +34,8 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    /* guards the first fields of each connection (those of the server, see connection.h), and the
-     * fields in the next three lines */
+    /* guards the fields in the next three lines, and the fields of each connection that are the
+     * server's (see connection.h) */
     pthread_mutex_t lock;
     uint64_t open, wakes, accepted, dropped;
     uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
@@ -99,8 +99,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Releases a connection after a step. Returns 0 if the thread must continue with it, because the
- * bytes for which it waits may have come since the thread looked. */
+/* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
+ * because the bytes for which the connection waits may have come since the thread looked. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -257,9 +257,9 @@ static void *serve(void *arg) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Returns whether sockets can have send buffers of SEND_ROOM. A socket for which a size was set
- * keeps that size. So if the administrator allows less than SEND_ROOM, no size is set, and the
- * kernel grows the buffers as needed. */
+/* Returns whether sockets can have send buffers of SEND_ROOM. If the administrator allows less, no
+ * size is set: a socket whose size was set would keep that size, but otherwise the kernel grows the
+ * buffer as needed. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;

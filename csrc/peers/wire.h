@@ -8,13 +8,13 @@
  * Each request and each frame ends in a seal: the MAC (mac.h) of its preceding bytes, under the key
  * of this connection and direction. The number of the request or frame, counted from 0, is the
  * MAC's number. So if an attacker on the network changes, repeats, reorders or drops a request or a
- * frame, or reflects it to its sender, the receiver notices. A SUM has the XXH3-64 of the bytes
- * since the last SUM. For a whole block, this is the sum that its fill recorded; for a part of a
- * block, it is computed when the part is sent. The seal of a SUM also covers a keyed digest of the
- * same bytes (struct monarch_digest), which is never sent: the receiver computes its own. There is
- * a SUM at the end of every block and at the end of the range. An END may come in place of any
- * frame; the receiver discards bytes that no SUM has followed. Requests may be sent without waiting
- * for answers, which come in the order of the requests.
+ * frame, or reflects it to its sender, the receiver notices. A SUM comes at the end of every block
+ * and at the end of the range. It has the XXH3-64 of the bytes since the last SUM. For a whole
+ * block, this is the sum that the block's fill recorded; for a part of a block, it is computed when
+ * the part is sent. The seal of a SUM also covers a keyed digest of the same bytes (struct
+ * monarch_digest). The digest is never sent: the receiver computes its own. An END may come in
+ * place of any frame; the receiver discards bytes that no SUM has followed. Requests may be sent
+ * without waiting for answers, which come in the order of the requests.
  *
  * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
 #pragma once
@@ -87,7 +87,7 @@ static_assert(sizeof(struct monarch_peer_request) == 80,
               "the wire format has changed: change the magic too");
 static_assert(sizeof(struct monarch_peer_frame) == 40,
               "the wire format has changed: change the magic too");
-/* Number of bytes of a struct that its seal covers. */
+/* Number of leading bytes of each struct that the struct's seal covers. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
 #endif

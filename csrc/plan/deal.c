@@ -1,6 +1,6 @@
 /* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. The number of samples that go to one of their holders is the largest possible:
- * augmenting paths find a maximum matching of samples with the nodes' places. */
+ * these nodes. As many samples as possible go to one of their holders: augmenting paths find a
+ * maximum matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -168,9 +168,9 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the waiting samples. Every node gets the same number of them, except that a node gets
- * more if its least number requires that, and fewer if it lacks room. The samples that are left
- * over after that go one by one to the nodes that have taken the fewest. */
+/* Distributes the waiting samples. Every node gets the same number of them, with two exceptions: a
+ * node gets more if its least number requires that, and fewer if it lacks room. The samples that
+ * remain then go one by one to the nodes that have taken the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
     /* shares_at(low) <= waiting < shares_at(high), or all nodes are full */
     int32_t low = 0, high = waiting + 1;
@@ -201,8 +201,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, by node: `first` is where its samples begin, `cursor` where its next held
-         * sample goes, and `queue` where its next load goes. */
+        /* From now on, three arrays are positions in `by_node`. For each node, `first` is where its
+         * samples begin, `cursor` where its next held sample goes, and `queue` where its next load
+         * goes. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;
@@ -231,9 +232,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many,
- * except that some take one more if the step's samples cannot be divided evenly. With a cap, a rank
- * takes at least `least` samples and at most `cap` times an equal share. */
+/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many; if
+ * the step's samples cannot be divided evenly, some ranks take one more. With a cap, a rank takes
+ * at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

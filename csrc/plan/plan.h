@@ -1,6 +1,6 @@
-/* The inner loops of access plans: samplers' shuffles, which yield exactly the indices that the
- * samplers' own libraries yield, and counts over all accesses. Python chooses the sampler and the
- * nodes, and decides what follows from the counts.
+/* The inner loops of access plans: the shuffles of samplers, and counts over all accesses. The
+ * shuffles yield exactly the indices that the samplers' own libraries yield. Python chooses the
+ * sampler and the nodes, and decides what follows from the counts.
  *
  * Samples and files are identified by numbers of type int32_t; -1 stands for no access. Accesses
  * are counted by unit: a sample, a file or a block of a file. */
@@ -32,9 +32,9 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
                            uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
-/* Writes `items` to `out` in random order. Each output is drawn from a buffer of `buffer` items,
- * into which the next item then goes. The draws are those of std::uniform_int_distribution over
- * std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
+/* Writes `items` to `out` in random order. Each output is drawn from a buffer of `buffer` items;
+ * then the next item is put into the buffer. The draws are those of std::uniform_int_distribution
+ * over std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: like GCC before
@@ -66,9 +66,9 @@ int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ra
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
 /* For each access i to a unit u, sets next[i] to the position of the next access to u. Where
- * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. later[u] is the position of the first
- * access to unit u after these accesses. The function goes through the accesses backwards: next[i]
- * = later[u], and then later[u] = the position of i. Returns what monarch_plan_count returns. */
+ * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. Before the call, later[u] is the position
+ * of the first access to unit u after these accesses. The call goes backwards through the accesses,
+ * and updates later[u] so that it includes them. Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 

@@ -21,7 +21,8 @@ static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint6
 
 /* --- torch ------------------------------------------------------------------------------------ */
 
-/* Fisher-Yates from the front. n is below 2**32 / 20, up to which torch draws 32 bits an item. */
+/* Fisher-Yates from the front. Torch uses this algorithm for n below 2**32 / 20, and draws 32 bits
+ * for each item. */
 static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t with[AHEAD];
     for (uint64_t i = 0; i < n; i++)
@@ -91,9 +92,9 @@ static uint32_t minstd_draw(uint32_t *state) {
     return *state - 1;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0: divides the
- * generator's range into `below` equal parts, and draws again if the value lies in the remainder at
- * the end of the range. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0. It divides the
+ * generator's range into `below` equal parts. A value in the remainder at the end of the range is
+ * drawn again. */
 static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do

@@ -33,7 +33,7 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
 }
 
 /* Asks the server even if the kernel has cached the attributes: a user who names files for a
- * comparison suspects that what is cached is old. */
+ * comparison suspects that the cached attributes are old. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

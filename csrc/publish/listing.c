@@ -50,8 +50,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`. Before it are the names of sources with numbers below
- * `from`, which were listed by an earlier call. */
+/* Returns the first free index in `names`. The indices below it belong to the sources with numbers
+ * below `from`, whose listings were made by an earlier call. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -229,9 +229,9 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's current times in its entry, where they only serve to detect its next
- * change: the directory is marked as changed, so no reader gets an answer about it from the
- * catalog. If the catalog is replaced meanwhile, the times are lost, and the directory's files are
+/* Stores the directory's current times in its entry. They only serve to detect the directory's next
+ * change. No reader sees them, because the directory is marked as changed: its readers ask the
+ * source. If the catalog is replaced meanwhile, the times are lost, and the directory's files are
  * compared once more. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;

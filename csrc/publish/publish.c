@@ -52,9 +52,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
-         * the removal, for descriptors of the copy that are still open. If the file system has
-         * given the number to a new copy, no such descriptor is left, and the entry of the dropped
-         * copy must forget the number. */
+         * the removal, because descriptors of the copy may still be open. Once the file system
+         * gives this number to a new copy, none of them is open any more, and the entry of the
+         * dropped copy must forget the number. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -85,8 +85,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 
 /* A client may mark a change after this function has read the filter. No stale copy becomes visible
  * then, because every open checks the filter itself. Python checks the filter again when it takes
- * the result, and frees the room of such a copy. Python must check at that time, because it may
- * have processed the mark earlier, when the file was not PRESENT yet. */
+ * the result, and frees the room of such a copy. An earlier check would not be enough: Python may
+ * have processed the mark when the file was not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

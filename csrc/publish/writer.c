@@ -56,8 +56,8 @@ static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, 
     c->inodes_used++;
 }
 
-/* A slot of the index by copy has the lower half of the hash in its upper half, and the entry's
- * number + 1 in its lower half. */
+/* A slot of the index of copies has two halves: above, the lower half of the hash; below, the
+ * entry's number + 1. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -100,9 +100,9 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place in the listing, and is
-     * compared with the source individually from then on. The directory's times will not change
-     * again for this replacement, so they cannot reveal it. */
+    /* A file that was replaced before its directory was listed gets no place in the listing. From
+     * then on, the file is compared with the source individually, because the directory's times do
+     * not reveal the replacement: they had changed before the directory was listed. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -164,7 +164,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* Replaces neither the fields by which readers find the entry, nor its word and its place. */
+    /* The fields by which readers find the entry stay; so do its word and its place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);

@@ -15,8 +15,8 @@ struct monarch_writer {
     uint32_t lost; /* a bit per tier, set once nothing is published in that tier any more */
 };
 
-/* Takes the writer's lock, but gives up after 20 ms, for threads that have other work to do while
- * the catalog grows. Returns whether the caller has the lock. */
+/* Takes the writer's lock, but gives up after 20 ms. The catalog may grow for longer than that, and
+ * the calling threads have other work to do meanwhile. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL has made, or that a CHECK has found intact. It does so only if the
  * entry still has this copy's number, no client has changed the file, the tier is not lost, and the
@@ -48,7 +48,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Stores from where this node fills a file, where nodes share files: MONARCH_OWN (from the source),
+/* Stores where this node gets a file from if nodes share files: MONARCH_OWN (from the source),
  * MONARCH_OF_OTHERS (from another node), or 0 (not known, or this node does not keep the file). */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

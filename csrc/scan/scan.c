@@ -51,8 +51,8 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Subtracts `missing` threads that could not be started from the scan's counts. Wakes the running
- * threads, because they may be waiting for work that the missing threads would have found. */
+/* Corrects the scan's counts if `missing` threads could not be started. Wakes the running threads,
+ * because they may be waiting for work that the missing threads would have found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have written to it */
     pthread_mutex_lock(&s->lock);

@@ -8,14 +8,14 @@
 
 #define BATCHES_AHEAD 8 /* batches that may be ready for Python before the threads wait */
 /* How long [ns] a thread collects entries before it hands them to Python. Also the least time
- * between two rings of Python's doorbell, unless several batches are ready. It is short because
- * fills wait for these entries. */
+ * between two rings of Python's doorbell, unless several batches are ready. The time is short,
+ * because fills wait for these entries. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* Number of portions that may be queued for each thread other than the one that lists the
- * directory. Once so many are queued, the listing thread looks at the next names itself. */
+/* Number of portions that may be queued for each of the threads that do not list the directory.
+ * Once so many are queued, the listing thread looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
 /* A directory to list, or a portion of a directory's names to look at. */
@@ -28,8 +28,8 @@ struct task {
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* the portion's first name: its position in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* the directory's path, relative to the source's root ("" for the root itself), with its NUL;
-     * then, for each name of a portion, the inode number and the name with its NUL */
+    /* First the directory's path with its NUL; it is relative to the source's root, and "" for the
+     * root itself. Then, for each name of a portion, the inode number and the name with its NUL. */
     char path[];
 };
 
@@ -41,8 +41,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A directory to be scanned before others. The last WANTS of them are remembered, because the walk
- * may reach these directories only later. */
+/* A directory to be scanned before others. The last WANTS such directories are remembered, because
+ * the walk may reach them only later. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;

@@ -29,8 +29,8 @@ uint64_t monarch_looks(void) { return looks; }
 
 /* Looks the file up in the catalog, which already has the file if a program has handed over its
  * descriptor. *e gets the entry, with the attributes that were read when the entry was added. ino:
- * the inode number that the directory has for this name now. Returns whether the entry's file has
- * the same number; then only the file's place in the directory must be reported. */
+ * the inode number that the directory has for this name now. Returns whether the entry has the same
+ * inode number. If so, only the file's place in the directory must be reported. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -78,9 +78,9 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 
 /* Reports a directory again once all its names are read, with the number of names and the
  * directory's current attributes. If the attributes differ from those that were read before the
- * names, the directory has changed meanwhile, and the names may match neither state; so the catalog
- * drops the number of names. Only a scan of the whole source reports directories again, because
- * listings are made only once (monarch_catalog_list). */
+ * names, the directory has changed meanwhile. The names may then match neither state, so the
+ * catalog drops the number of names. Only a scan of the whole source reports directories again,
+ * because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -116,8 +116,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 /* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
- * the thread lists wanted directories: all other threads may be waiting here too, so that nobody
- * else would list them. */
+ * the thread lists wanted directories. Nobody else might list them, because all other threads may
+ * be waiting here, too. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -217,9 +217,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that a client or user has named, component by component: each must be a
- * directory of the source, not a link or "..". Directories below it need no such check, because the
- * walk has read their names. */
+/* Opens a directory that a client or user has named. Opens it component by component, because each
+ * component must be a directory of the source, not a link or "..". Directories below it need no
+ * such check, because the walk has read their names. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);

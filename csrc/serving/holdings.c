@@ -16,8 +16,8 @@
 /* How long the check of a block stays valid, unless DOUBTED_NS applies [ns]. */
 #define CHECKED_NS 60000000000ULL
 /* How long the check of a block stays valid for a peer that says that the block arrived wrong [ns].
- * It is short, because the block may have rotted since the check. It is not shorter, so that a peer
- * that lies about this costs at most one check a second. */
+ * The time is short, because the block may have rotted since the check. It is not even shorter, so
+ * that a lying peer costs at most one check a second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -40,9 +40,9 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
      * too. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without recorded sums, the copy counts as good while the entry still has its word. Afterwards
-     * it may be a dropped copy, which has no sums any more, and which may have been dropped because
-     * it had rotted. */
+    /* Without recorded sums, the copy counts as good while the entry still has the word that the
+     * copy was opened with. If the word has changed, the copy may have been dropped because it had
+     * rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 
@@ -168,8 +168,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
 }
 
 /* Returns whether the file for which a request waits is settled, so that the request can be
- * answered now. A file that is being filled here, or will be, is not settled: its requests are
- * woken when bytes of it come (monarch_holdings_wake). */
+ * answered now. A file is not settled if it is being filled here or will be filled: the requests
+ * for it are woken when its bytes come (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -15,8 +15,8 @@
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long, the sources count as stuck [ns]: the peer is told
- * to read the source itself. This time and the time limit of an answer add up to less than 2 s, so
- * a reader on the peer's node waits less than that before it reads the source. */
+ * to read the source itself. STUCK_NS and the time limit of an answer add up to less than 2 s. So a
+ * reader on the peer's node waits less than 2 s before it reads the source. */
 #define STUCK_NS 1000000000ULL
 /* Most times that is_meant reads a file's attributes. It reads them again if they changed while it
  * read them. */
@@ -47,9 +47,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 
 /* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
  * only if it says that a reader waits. A request for at most one unit becomes a demand in any case,
- * except for a file that has more units than a fill's bitmap has bits. This keeps two nodes from
- * waiting for each other: each might already have as many orders as it may have, all of them for
- * small files that the other node keeps. A demand gets an order even then. */
+ * except for a file that has more units than a fill's bitmap has bits. Otherwise two nodes might
+ * wait for each other: each has reached its limit of orders, all of them for small files that the
+ * other node keeps. A demand gets an order even beyond the limit. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -113,9 +113,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file, because a peer takes this node for the file's owner, and
- * notes the file for the daemon. Returns whether this node keeps the file. It does not if it has
- * passed the file on to another node, or if too many files wait to be reported to the daemon. */
+/* Makes this node the keeper of a file, and notes the file for the daemon. The reason is that a
+ * peer takes this node for the file's owner. Returns whether this node keeps the file. It does not
+ * in two cases: it has passed the file on to another node, or too many files wait to be reported to
+ * the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -175,8 +176,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* As long as it is unknown which files this node keeps, `home` may be derived from the file's
-     * hash alone, and a plan may still change it. */
+    /* As long as it is unknown which files this node keeps, `home` is not final: it may follow from
+     * the file's hash alone, and a plan may still change it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -236,8 +237,9 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* The last block is held back until the source was found unchanged. Only then is it certain that
- * all bytes are of one version of the file, and the peer has no other way to know that. */
+/* Holds back the last block until the fill has found the file unchanged at the source. Only then
+ * are all bytes certain to be of one version of the file. The peer relies on this: it cannot check
+ * that itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;

@@ -9,14 +9,13 @@
  * but has not copied yet, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
-/* MONARCH_ROTTEN: most rotten copies that are remembered until monarch_holdings_rotten returns
- * them. MONARCH_MOVED: most files, of those that this node has begun to keep, that are remembered
- * until monarch_holdings_moved returns them. Further copies and files are not remembered, and will
- * be found again. */
+/* MONARCH_ROTTEN: how many rotten copies are remembered at most for monarch_holdings_rotten.
+ * MONARCH_MOVED: how many files that this node has begun to keep are remembered at most for
+ * monarch_holdings_moved. Further copies and files are not remembered, and will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* The node that keeps a file, as seen from this one. It decides the answer to a request for a file
- * of which this node has no copy. */
+/* Which node keeps a file, as seen from this node. This decides how a request is answered if this
+ * node has no copy of the file. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
@@ -25,8 +24,9 @@ enum monarch_home_here {
 };
 
 #ifndef MONARCH_CDEF
-/* Returns a file's version, which nodes compare with each other. It includes the inode's change
- * time, so that a file whose modification time was set back has another version. */
+/* Returns a file's version, which nodes compare with each other. The version includes the inode's
+ * change time. So a file has another version even if its modification time was set back to the old
+ * one. */
 static inline int64_t monarch_times_of(const struct monarch_entry *e) {
     return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
 }
@@ -45,9 +45,8 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
  * nothing. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
 /* Sets for each of these files who keeps it (enum monarch_home_here). The node may also have copies
- * of files that it does not keep. If a peer requests such a file, the node fills it only if the
- * peer takes this node for the file's owner; from then on the node keeps the file, and
- * monarch_holdings_moved reports it. */
+ * of files that it does not keep. If a peer requests such a file and takes this node for the file's
+ * owner, the node fills and keeps the file, and monarch_holdings_moved reports it. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call, each because a peer took
@@ -56,8 +55,8 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * Returns how many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* While it is unknown which files this node keeps, peers may request a file of which this node has
- * no copy. This value says which of these requests wait. The others are answered with UNKNOWN_FILE.
- * At first all of them wait. */
+ * no copy. This value says which of these requests wait; at first all do. Requests that do not wait
+ * are answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
@@ -80,9 +79,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
 /* Wakes the requests for files that will get no copy, so that they are answered. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Finds the copies that were found rotten since the last call: their bytes are no longer those that
- * their fills wrote. `ids` gets the numbers of their entries, and `words` the words that the
- * entries had then; an entry may have another word by now. Both have room for MONARCH_ROTTEN.
- * Returns how many copies there are. */
+ * their fills wrote. `ids` gets the numbers of the copies' entries. `words` gets the words that the
+ * entries had then; an entry may have another word by now. Both arrays have room for
+ * MONARCH_ROTTEN. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

@@ -1,6 +1,6 @@
 /* The block sums and digests of complete copies, as their fills recorded them. The server sends
- * these sums to peers, so that it need not compute them again, and so that bytes which have rotted
- * since do not pass for right. */
+ * these sums to peers. So it need not compute them again, and peers notice bytes that have rotted
+ * since. */
 #pragma once
 
 #include <stdint.h>
@@ -18,9 +18,9 @@ struct monarch_sums_held {
 
 struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
- * of one block: the sums of a million such copies would take much memory and save little time. The
- * server instead checks such a copy before it sends any of it, so that a rotten one is not sent at
- * all. Keeps nothing either if memory is lacking. */
+ * of one block: the sums of a million such copies would take much memory and save little time.
+ * Instead, the server checks such a copy before it sends any byte of the copy. Keeps nothing if
+ * memory is lacking. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);

@@ -1,5 +1,6 @@
-/* A heap of events, ordered by time and then by the asker's number, so that two runs are identical
- * to the bit. An asker is a thread, or anything else that waits for events. */
+/* A heap of events, sorted by time. Events of the same time are sorted by the asker's number, so
+ * that two runs are identical to the bit. An asker is a thread, or anything else that waits for
+ * events. */
 #pragma once
 
 #include <stdint.h>

@@ -39,7 +39,7 @@ static void give(struct links *l, uint32_t link, double each) {
 }
 
 /* Computes all rates. The link that can give its transfers the lowest rate is saturated first; the
- * other links follow by the same rule, with the rates that are left on them. */
+ * other links follow by the same rule, each with the throughput that is left on it. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

@@ -1,7 +1,7 @@
 /* The parallel file system. The nodes that wait for it are its clients: n clients together get the
  * rate t(n), and each gets an equal part of it (NoPFS, section 4). A node's requests are served in
- * the order in which the node uses the files. Requests for which no rank waits are served by the
- * same rule, but only while no rank waits for any request. */
+ * the order in which the node uses the files. All this is for requests for which a rank waits. All
+ * other requests are served by the same rules, but only while no rank waits for any request. */
 #pragma once
 
 #include "simulator/heap.h"

@@ -43,9 +43,9 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy, the access of its node by which the copy should exist, as a position in the
-     * sequence of the node's accesses. Another node asks for the copy only once its own sequence
-     * has passed that position. NULL: every node knows at each time which copies exist. */
+    /* For each copy, the access of its node by which the copy should exist: its position in the
+     * sequence of the node's accesses. Another node asks for the copy only once its own accesses
+     * have passed the same position. NULL: every node knows at each time which copies exist. */
     const int64_t *copy_due;
     /* files: the only node that reads the file from the file system and sends it to the nodes that
      * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
@@ -77,8 +77,8 @@ struct monarch_sim_result {
     double *pfs_bytes;    /* epochs: all bytes read from the file system */
     uint64_t *ready;      /* epochs: samples that were ready when their rank asked for them */
     uint64_t *imbalanced; /* epochs: number of imbalanced steps, see `imbalance` */
-    /* set by the caller: the largest ratio of the slowest to the fastest rank's time at which a
-     * step counts as balanced */
+    /* set by the caller: a step counts as balanced if the slowest rank's time is at most this
+     * multiple of the fastest rank's time */
     double imbalance;
     double pfs_busy; /* [s] */
 };
@@ -88,8 +88,8 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; elements for which there
- * is no rank are -1. */
+/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; if a node has no such
+ * rank, the element is -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* files; -1 for no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,

@@ -1,5 +1,6 @@
-/* Reads of the file system, by the node that needs the file or by the file's owner. If a file has
- * an owner, the owner alone reads it, and sends it to all nodes that have asked meanwhile. */
+/* Reads files from the file system. If a file has an owner, the owner alone reads the file, and
+ * sends it to all nodes that have asked for it meanwhile. Otherwise each node that needs the file
+ * reads it. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
@@ -87,8 +88,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* The owner sends the file on while it arrives, not after it is complete, so the transfer
-         * begins now, and ends no earlier than `end`. */
+        /* The owner passes the file on while the file is still arriving. So the transfer begins
+         * now, and ends no earlier than `end`. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

@@ -53,8 +53,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns the number of threads that the rank would have with one more, divided by the number of
- * threads planned for its next sample. */
+/* Returns a quotient: the rank's threads plus one more, divided by the threads planned for the
+ * rank's next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -63,9 +63,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, this is,
- * among the ranks with room in the buffer, the one that has the smallest part of the threads
- * planned for it. */
+/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, only
+ * ranks with room in the buffer are considered, and the rank that has the smallest part of the
+ * threads planned for it is chosen. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -128,8 +128,8 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and at the same time writes it into the
- * buffer, at the thread's part of the buffer's rate (the write time of NoPFS, section 4). */
+/* Preprocesses a sample that has arrived at the node, and writes it into the buffer at the same
+ * time. The rate of the write is the thread's part of the buffer's rate (NoPFS, section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;

@@ -40,8 +40,8 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* WAITS: the time since which the thread waits for a rank to use a sample; SLEEPS: the time at
-     * which it wakes, if sim_wake does not wake it before */
+    /* In the state WAITS: the time since which the thread waits for a rank to use a sample. In the
+     * state SLEEPS: the time at which the thread wakes, unless sim_wake wakes it before */
     double since;
 };
 
@@ -52,8 +52,8 @@ struct class_thread {
 };
 
 /* The simulation. Askers are numbered: first the staging threads, `threads` numbers for each node;
- * then the classes' own threads; then the checkpoint. At the file system, each node has an asker of
- * its own for the checkpoint; these are numbered from the checkpoint's number on. Comments on
+ * then the classes' own threads; then the checkpoint. Only at the file system, the checkpoint has
+ * one asker for each node; these askers are numbered from the checkpoint's number on. Comments on
  * arrays begin with the shape. */
 struct monarch_sim {
     struct monarch_sim_job job;
@@ -86,8 +86,8 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch that used file f, among the epochs
-     * with remainder r modulo EPOCHS_KNOWN; 0: none */
+    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch e that used file f and for which e
+     * % EPOCHS_KNOWN is r; 0: none */
     uint32_t *reused;
     /* files, if any has an owner: first asker of the current read of the file, or PFS_NONE */
     uint32_t *reading;
@@ -182,10 +182,9 @@ struct way {
     int32_t epoch;
 };
 
-/* Returns the way by which the file arrives first: from a copy, or from the file system. As in
- * NoPFS, section 4, this is the least of the ways' times; here, a time includes the wait for
- * earlier requests. reached: the number of the node's current access, with which copy_due is
- * compared. */
+/* Returns the way by which the file arrives first: from a copy, or from the file system. The ways
+ * are compared as in NoPFS, section 4, but here a way's time includes the wait for earlier
+ * requests. reached: the number of the node's current access, with which copy_due is compared. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
 /* Requests the bytes by this way, and returns the time at which they will have arrived. Returns a
@@ -203,8 +202,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
- * from as the thread's node sees it. That is not the file system if another node reads the file, or
- * if the file is already being read for another sample of this node. */
+ * from, as the thread's node sees it: MONARCH_SIM_REMOTE if another node reads the file,
+ * MONARCH_SIM_STAGING if this node is already reading the file for another sample, else
+ * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
 /* Call this when a request ends. The request's node has the bytes at `end`. */

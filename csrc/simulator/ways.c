@@ -64,9 +64,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write occupies the class from s->now on, although the file arrives later. If the
-         * write began only when the file arrives, requests made before that time would have to wait
-         * for the write. */
+        /* The write occupies the class from s->now on, although the file arrives later. With a
+         * later start, requests that are made in between would have to wait for the end of the
+         * write. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

@@ -46,7 +46,8 @@ def deepio(job: Job) -> Decision:
 
 def lbann_preloading(job: Job) -> Decision:
     """Preloading mode of LBANN's data store (Jacobs et al. 2019): every node loads a contiguous
-    share into its memory before training; from then on samples come from memories alone.
+    share into its memory before training. During training, samples come only from the nodes'
+    memories.
 
     Raises PolicyError if the dataset is larger than all memories together, since the store has no
     other place for samples.

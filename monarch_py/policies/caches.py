@@ -1,8 +1,8 @@
 """Caching policies: first fit, hashed owners, LRU, and Belady's algorithm with bypass.
 
 With LRU and Belady, every node has a cache of its own. With `shared`, the nodes' caches work
-together: every file has one home, which is the only node that may hold it, and the other nodes read
-the file from there.
+together: every file has one home, the only node that may hold the file. The other nodes read the
+file from its home.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,9 +38,10 @@ def first_fit(job: Job) -> Decision:
     (Dantas 2022, 4.1.2).
 
     If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset of
-    size D and a cache of size C: the epoch reads D, and at its start at most C is cached. Keeping
-    any subset of size C reaches that bound, because the kept files are hits in every epoch (the
-    argument of MinIO's cache, Mohan et al. 2021, 4.1). Hence this policy is the default.
+    size D and a cache of size C: the epoch reads D, and at its start at most C is cached. A cache
+    that keeps any subset of size C reaches that bound, because the kept files are hits in every
+    epoch. (This is the argument for MinIO's cache, Mohan et al. 2021, 4.1.) Hence this policy is
+    the default.
     """
     first = job.first_use
     copies = copies_of(
@@ -87,8 +88,8 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every miss.
 
-    LRU has few hits on random orders of a dataset that exceeds the cache: it evicts the files that
-    were not used in this epoch yet, which are needed soonest.
+    If the order is random and the dataset exceeds the cache, LRU has few hits. It evicts the files
+    that were not used in this epoch yet, and these are needed soonest.
     """
 
     def begin() -> Iterator[Served]:
@@ -106,8 +107,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the file whose next use is farthest. A missed file is not admitted if its next use is
     farther than that of every held file (Belady 1966, with bypass).
 
-    If all files have one size and nodes do not share, no policy loads less. Belady's loads are then
-    equal to the bound that `first_fit` explains: D - C in every epoch but the first.
+    If all files have one size and nodes do not share, no policy loads less. In every epoch but the
+    first, it then loads D - C, the bound that `first_fit` explains.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])
@@ -144,9 +145,9 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
-    """Yields, for each epoch, where the accesses find their files. With shared caches, an access
-    goes to the cache of the file's home, otherwise to the cache of the accessing node. Each cache
-    sees its accesses in order of time."""
+    """Yields, for each epoch, where the accesses find their files. If caches are shared, an access
+    goes to the cache of the file's home, else to the cache of the accessing node. Each cache sees
+    its accesses in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Means "the file is not held" where a storage class is expected. The staging buffer's number is
-# free for this, because that class holds no copies.
+# Stands in the place of a storage class if no class holds the file. It is the number of the staging
+# buffer, which holds no copies.
 MISS = STAGING
 
 
@@ -124,9 +124,9 @@ class FarthestUse:
     """Evicts the file whose next use is farthest. A file is not admitted if its next use is farther
     than that of every held file (Belady 1966, with bypass).
 
-    If all files have one size, no policy hits more often. Otherwise this is a heuristic: to make
-    room for a file, it evicts as many of the files with a farther next use as needed. A copy stays
-    in the class that admitted it.
+    If all files have one size, no policy hits more often. Otherwise this is a heuristic. To make
+    room for a file, it evicts as many files as needed, but only files with a farther next use. A
+    copy stays in the class that admitted it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     sizes : (files,) [bytes], a list, which the caches of all nodes may share
@@ -139,8 +139,8 @@ class FarthestUse:
         self._files = len(sizes)
         self._level = bytearray(self._files)
         # An entry is -(next use x number of files + file), so the smallest entry has the farthest
-        # next use. When a file is used, its old entry becomes stale: the entry's use then lies in
-        # the past, so it reaches the top only after all valid entries.
+        # next use. When a file is used, its old entry becomes stale: the use in that entry is past.
+        # So a stale entry reaches the top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -192,15 +192,15 @@ class FarthestUse:
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
         """Evicts the files with the farthest next use until a class has `size` free bytes, and
-        pushes `key` onto the heap. Changes nothing if there would be too little room even after
-        evicting all files whose next use is farther than the use in `key`. Returns the class, or
-        MISS, and the evicted files."""
+        pushes `key` onto the heap. Evicts only files whose next use is farther than the use in
+        `key`; if that would not make enough room, changes nothing. Returns the class, or MISS, and
+        the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
-            # One file replaces one file. With equal sizes this is always so, and it takes half the
-            # work of the general case.
+            # A shortcut: one file replaces one file. If all files have one size, this is the only
+            # case. It takes half the work of the general case.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -256,7 +256,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Removes stale entries from the heap. Otherwise every use would leave one there."""
+        """Removes the stale entries from the heap, where every use leaves one."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)

@@ -26,7 +26,7 @@ def copies_of(
     *,
     classes: int | None = None,
 ) -> Copies:
-    """Returns the copies that all nodes make, as their policies decide.
+    """Returns the copies that all nodes make if they follow their policies.
 
     policy_of : returns the policy of a node;  sizes, classes : as in `classes_of`
     """
@@ -42,9 +42,9 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """Returns, for each class, the files that a node keeps in it, in the order of filling, which is
-    the order of the files' next uses. Files that are never used are left out. The staging buffer
-    has no files.
+    """Returns, for each class, the files that a node keeps in it. The files are in the order of
+    filling, which is the order of their next uses. Files that are never used are left out. The
+    staging buffer has no files.
 
     sizes : (files,) [bytes]
     classes : how many classes to use, including the staging buffer (None = all)

@@ -20,8 +20,9 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     in the other buffer. So samples are mixed within their group, and groups are mixed over the
     dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : samples in a group; by default as many as possible, such that two of the largest groups
-        fit into the staging buffer of every node.
+    group : samples in a group. By default it is the largest number with which two of the largest
+        groups fit into the staging buffer of every node
+
     Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
     that all samples are used once. If a group lies on the border of two nodes, each node reads the
     part that it needs.
@@ -50,8 +51,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
 
 
 def _fitting(job: Job) -> int:
-    """Returns the largest group size [samples] such that two groups fit into every staging buffer,
-    by bisection: larger groups take more room."""
+    """Returns the largest group size [samples] with which two groups fit into every staging buffer.
+    It is found by bisection, because larger groups take more room."""
     room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
     groups = range(1, job.files + 1)
     return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))

@@ -1,5 +1,5 @@
-"""Computes which nodes hold each file: its owner, and further nodes that have room left. Also adds
-the samples' holders to a plan.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left. Also
+computes the nodes that hold each sample of a plan.
 
 Every node computes the same result by itself, without communication.
 """
@@ -38,11 +38,11 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
     """Returns columns of further holders. The search for a file's holders begins at a node that the
-    file's key selects. So if files have more holders than can be listed, they do not all list the
-    same nodes."""
+    file's key selects. So the listed holders differ from file to file, even if each file has more
+    holders than can be listed."""
     nodes = len(quotas)
-    # `second_copies` sorts the files by their keys for each node. That is fast after this sort,
-    # because the files are in order already.
+    # `second_copies` sorts the files by their keys once for each node. Those sorts are fast if the
+    # files are sorted here first.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
     # (nodes, files / 8): one bit for each node and file, set if the node keeps the file.
@@ -81,8 +81,8 @@ def _held(plan: Plan, part: PlanPart) -> PlanPart:
 
 def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
     """Returns the nodes that hold each sample of a plan, (samples, up to MOST_HOLDERS). Daemons
-    that follow the plan keep the files on these nodes, even if the hashes of the files' paths would
-    give other nodes.
+    that follow the plan keep the files on these nodes, even where the hashes of the files' paths
+    would choose other nodes.
 
     quota : how much each node holds [bytes];  extra : as in `held_by_hash`
     """

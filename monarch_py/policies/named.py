@@ -30,7 +30,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("belady", belady, "Evicts what is used farthest ahead, on each node."),
     ("belady-shared", partial(belady, shared=True), "Belady with one cache for all nodes."),
     ("deepio-ordered", deepio, "Loads a share into each memory before training, keeps the order."),
-    ("deepio-opportunistic", deepio_opportunistic, "Draws the order from what lies in memory."),
+    ("deepio-opportunistic", deepio_opportunistic, "Draws the order from the samples in memory."),
     (
         "parallel-staging",
         parallel_staging,
@@ -39,7 +39,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     (
         "lbann-dynamic",
         lbann_dynamic,
-        "The node that reads a sample first keeps it in memory for all.",
+        "The node that reads a sample first keeps it in memory for all nodes.",
     ),
     (
         "lbann-preloading",

@@ -53,8 +53,8 @@ class NodePolicy:
     # --- decisions ------------------------------------------------------------------------------
 
     def owners(self, ids: Ints) -> Int32s:
-        """Returns (n,) the owner of each file: it keeps the file, and no other node reads the file
-        from the source. NOBODY for a file that each node reads for itself."""
+        """Returns (n,) the owner of each file. The owner keeps the file, and no other node reads
+        the file from the source. NOBODY: each node reads the file for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
@@ -107,11 +107,11 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
-        """Returns (n, ASKED) the nodes that a fill asks for each file, in this order; NOBODY means
-        that the source is read. This node goes to the source for its own files, and for files
-        that no node keeps. Of two holders, the one with the shorter queue is asked first. If its
-        answer does not bring the file, the other one is asked: a holder that is not the owner may
-        have no copy yet, while the owner fills a file that it does not have.
+        """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
+        means that the source is read. This node goes to the source for its own files, and for files
+        that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
+        first holder does not bring the file, the second one is asked. Only the owner fills a file
+        that it does not have; the other holder may have no copy yet.
 
         queues : (nodes,) how many fills of this node wait for each node
         """
@@ -182,7 +182,7 @@ class NodePolicy:
             self._holders[ids], self.kept[ids] = holders, tier != NOWHERE
 
     def forget_plan(self) -> None:
-        """Forgets the tiers that the plan has chosen, and when it uses each file. The plan's
+        """Forgets the tiers that the plan has chosen, and the next uses of its files. The plan's
         holders remain (see `follow`)."""
         self.follows_plan = False
         self.planned = np.zeros(0, np.int32)

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 # Stands in the place of a tier's number if no tier has room for the file.
 NOWHERE = -1
-# Larger file sizes are treated as this one [bytes]. It exceeds every tier, but is so small that the
-# sum of 2048 such sizes fits into 64 bits.
+# Larger file sizes are treated as this one [bytes]. This size exceeds every tier, and yet the sum
+# of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# At most this part of a tier's quota is kept free of copies [bytes]; see `slack_of`.
+# The most bytes of a tier's quota that are kept free of copies; see `slack_of`.
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]
@@ -42,9 +42,9 @@ class TierRoom:
         return blocks * block + self.entry_bytes
 
 
-# The rounding of file sizes that all nodes use, whatever their own tiers' file systems do: whole
-# blocks of the usual size, plus room for a name and a row of the manifest [bytes]. It is the same
-# everywhere because all nodes must compute the same sums.
+# All nodes round file sizes in this way, because they must compute the same sums: to whole blocks
+# of the usual size, plus room for a name and a row of the manifest [bytes]. What the file systems
+# of a node's own tiers do does not matter here.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 

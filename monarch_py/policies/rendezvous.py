@@ -51,7 +51,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> Int32s:
-    """Returns (files,) int32, the first node in each file's order of nodes, whether or not the node
+    """Returns (files,) int32, the node with the least score for each file, whether or not the node
     has room. If no node has classes for copies, all nodes have equal weights."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)

@@ -2,8 +2,8 @@
 
 `locality_aware` exchanges samples between nodes within a step; the step's batch remains the same
 set of samples. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the
-dataset exceeds the nodes' storage, these two never use the samples that did not fit; section 6 of
-the NoPFS paper notes this too.
+dataset exceeds the nodes' storage, these two policies never use the samples that did not fit, as
+section 6 of the NoPFS paper notes.
 """
 
 import numpy as np
@@ -91,9 +91,9 @@ def locality_aware(job: Job) -> Decision:
     from each step's batch it takes the samples that it holds.
 
     The step's batch stays the same set of samples. If a node holds more samples of the batch than
-    it should use, the surplus goes to nodes that hold too few, which read these samples from their
-    holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's simulation.
-    Raises PolicyError if nodes have different numbers of ranks.
+    it should use, the surplus goes to nodes that hold too few. These nodes read the surplus samples
+    from the holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's
+    simulation. Raises PolicyError if nodes have different numbers of ranks.
     """
     need_memory(job, "locality-aware")
     need_equal_ranks(job, "locality-aware")
@@ -115,14 +115,14 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     holder : the same shape, the node that holds each file, or PFS.
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
-    `batch` of them. As many files as possible go to their holders, because a node gets all files
-    that it holds, up to `batch`.
+    `batch` of them. Among them are all files that the node holds, up to `batch`. So as many files
+    as possible go to their holders.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)
     held = holder.transpose(1, 0, 2).reshape(steps, -1).astype(np.int64)
-    # One sort for all steps orders the files by step, then by holder. A file's rank within its step
-    # and holder is its position in the holder's batch.
+    # A single sort orders the files of all steps by step, then by holder. The files of one step and
+    # one holder are then numbered from 0 (`rank`), which is their position in the holder's batch.
     key = np.arange(steps)[:, None] * (nodes + 1) + np.where(held == PFS, nodes, held)
     by_key = np.argsort(key.ravel(), kind="stable")
     sorted_key = key.ravel()[by_key]

@@ -1,7 +1,7 @@
 """Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
-The content of a cache at the start of an epoch depends on all epochs before. So such a policy is
-written as a generator of epochs, and `Replay` gives the result for any epoch.
+The content of a cache at the start of an epoch depends on all epochs before. So a policy that
+evicts copies is written as a generator of epochs. `Replay` gives the result for any epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """Gives random access to what a generator yields epoch by epoch. For an epoch that is no longer
-    kept, the generator runs again from the first epoch.
+    """Gives random access to what a generator yields epoch by epoch. If the result of an epoch is
+    no longer kept, the generator runs again from the first epoch.
 
     begin : returns a new generator of all epochs, in the state at the job's start
     """
@@ -57,10 +57,10 @@ def in_time(order: Ints) -> Array:
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """Returns when the file of each access is used next: for each epoch (nodes, accesses) int64,
-    the number of the next access to that file, or NEVER. Accesses are numbered over all epochs in
-    the order of `in_time`, so the accesses of a step have neighbouring numbers. The result takes 8
-    bytes for every access of the job.
+    """Returns when the file of each access is used next. For each epoch, the result has an array
+    (nodes, accesses) int64 with the number of the next access to the same file, or NEVER. Accesses
+    are numbered over all epochs in the order of `in_time`, so the accesses of a step have
+    neighbouring numbers. The result takes 8 bytes for every access of the job.
 
     together : True for the next use by any node (all nodes share one cache), False for the next use
     by the same node
@@ -85,11 +85,11 @@ def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
 def _upcoming(
     files: Ints, times: npt.NDArray[np.int64], upcoming: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Returns for each of these accesses, which are in order of time, the next use of its file
-    after it; NEVER for NO_FILE.
+    """Returns, for each access, the next use of its file after this access; NEVER for NO_FILE. The
+    accesses are in order of time.
 
-    upcoming : (files,) the first use of each file after the last of these accesses. It is changed
-        in place to the first use of each file from the first of these accesses on
+    upcoming : (files,) the first use of each file after these accesses. It is changed in place, so
+        that it includes the uses by these accesses
     """
     is_used = files != NO_FILE
     if not is_used.all():

@@ -15,7 +15,7 @@ SOURCES = 0
 # A place that was not chosen is tried again after this time, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : the source, which all nodes share, is read instead of a node's copy only if that takes at
+# PART : all nodes share the source, so it is read instead of a node's copy only if that takes at
 # most this fraction of the time for the copy.
 NOTICED_S, PART = 0.1, 0.5
 
@@ -84,9 +84,9 @@ class Routing:
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has it. False if the node delivers
-        in time, to spare the source, which all nodes share. Adds the file to the queue of the
-        chosen place."""
+        """Whether to read a file from the source although a node has the file. False if the node
+        delivers in time: all nodes share the source, so it is spared. Adds the file to the queue of
+        the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
@@ -111,9 +111,9 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if it is unknown: the
-        time to move the file, and as much again for each file that one thread moves before it. The
-        threads divide the queue among them, and move the blocks of a file in parallel."""
+        """Returns the time until a file arrives from a place [s], or None if it is unknown. This is
+        the time to move the file, plus the same time for each file that its thread moves before it.
+        The threads divide the queue evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

@@ -69,8 +69,8 @@ class Job:
     epochs : number of epochs
     batch : samples per step of the node with most ranks
     orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
-        the files of a step one after the other, and all nodes wait for each other at the end of
-        each step. A node with fewer ranks has NO_FILE after its files
+        the files of a step one after the other. All nodes wait for each other at the end of each
+        step. If a node has fewer ranks than others, NO_FILE follows its files
     seed : the seed for policies that draw random numbers of their own
     """
 
@@ -96,8 +96,9 @@ class Job:
 
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
-        """When each node first uses each file, (nodes, files): the position of this access among
-        all accesses of the node, over all epochs; NEVER if the node does not use the file."""
+        """When each node first uses each file, (nodes, files). This is the position of the node's
+        first access to the file among all its accesses, over all epochs; NEVER if the node does not
+        use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
@@ -170,9 +171,9 @@ class Served:
     into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
         none is. From `into` to `down`, each class is written with as many bytes as the file has:
         the first one with the file itself, each further one with the files pushed out of the class
-        before it. The classes are those of the file's owner, or of the node that uses the file if
-        it has no owner. A missed file is read through its owner if it goes into one of the owner's
-        classes
+        before it. The classes are those of the file's owner; if the file has no owner, those of the
+        node that uses the file. A missed file is read through its owner if the file goes into one
+        of the owner's classes
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """
@@ -192,18 +193,18 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies that the other classes hold, and when these are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, by which access of its node each copy should exist, numbered as in
-        `Job.first_use`. Another node asks for the copy only once its own accesses have reached this
-        number (NoPFS 5.2.2). With None, nodes know which copies exist
+    due : (copies,) int64, the number of the access by which each copy should exist on its node, as
+        in `Job.first_use`. Another node asks for the copy only once its own accesses have reached
+        this number (NoPFS 5.2.2). With None, nodes know which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. Requests that arrive while the owner reads a file share that read, so an
         owner that keeps the file reads it once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : returns the order of an epoch, as in Job, if the policy changes it. It may be wider
-        than the batch, with NO_FILE (nothing is read) after the samples of nodes that take fewer
-        samples
+    orders : returns the order of an epoch, as in Job, if the policy changes it. The order may be
+        wider than the batch; then NO_FILE (nothing is read) follows the samples of a node that
+        takes fewer samples
     served : returns, for an epoch and its order, where the accesses find their files. If it is
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the

@@ -17,12 +17,12 @@ HEAD = struct.Struct("<II")  # number of entries, and bytes of text
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# Columns that are not packed. The node that adds the entry to its catalog computes `hash` again,
-# `source` is the same for the whole batch, and `version` counts changes that are made later.
+# Columns that are not packed. `hash` is computed again by the node that adds the entry to its
+# catalog. `source` is the same for the whole batch. `version` counts changes that are made later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# Column -> another column of the same entry; only the difference of the two is stored. `unpack`
-# decodes the columns in this order, so the other column is already decoded each time.
+# A pair a: b means that column a is stored as its difference from column b of the same entry.
+# `unpack` decodes the pairs in this order, so b is decoded before a.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 # Columns of which only the difference from the previous entry is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")
@@ -87,9 +87,10 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns how far each entry's path, and each link's target, lies from the position at which
-    `_put_in_order` expects it. A path is expected directly behind the previous path, and a link's
-    target, whose position is the link's `copy_ino`, directly behind the link's own path."""
+    """Returns two columns: how far each path, and each link's target, is from the position at which
+    `_put_in_order` expects it. A path is expected directly behind the previous path. A link's
+    target is expected directly behind the link's own path; its position is the link's
+    `copy_ino`."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

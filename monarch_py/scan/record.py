@@ -19,7 +19,7 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# The number of files of a source that other nodes examine, to check that they see the same file
+# Number of files of a source that every other node examines, to check that it sees the same file
 # system.
 SAMPLES = 3
 
@@ -44,8 +44,9 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and the time at which the scan that made them
-# began, on this node's time.monotonic() [s], even if another node made the records.
+# The records of all sources, by the sources' numbers, and the time at which the scan of these
+# sources began [s]. The time is that of this node's time.monotonic(), even if another node has
+# scanned.
 Scanned = tuple[list[Listed], float]
 
 

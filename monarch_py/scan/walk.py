@@ -83,7 +83,8 @@ class Walk:
         self.is_finished = False
 
     def take(self) -> Batch | None:
-        """The next batch; None if there is none yet, or if all were taken (`is_finished`)."""
+        """Returns the next batch; None if no batch is ready, or if all were taken
+        (`is_finished`)."""
         self._free()
         finished = ffi.new("int *")
         self._batch = batch = lib.monarch_scan_take(self._scan, finished)
@@ -108,7 +109,7 @@ class Walk:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
         wanted : names in directories that `want` named. The number replaces what is left of the
-            last allowance; 0 keeps what is left, but ends an allowance without limit
+            last allowance; 0 keeps what is left, but an allowance without limit ends
         more_others : names in all other directories. The number is added to what is left of the
             last allowance
         """

@@ -44,7 +44,7 @@ class Measured:
     epoch_end : (epochs,), when each epoch ended [s]
     bytes, node_bytes : (epochs, 4), (nodes, 4), the bytes read from each of PLACES
     reused : (epochs,), the bytes read from copies of earlier epochs
-    stall, compute : (ranks,), the time that each rank waited for samples, and that it computed [s]
+    stall, compute : (ranks,), how long each rank waited for samples, and how long it computed [s]
     filled : (nodes,), the bytes read from the file system for copies and for other nodes
     pfs_bytes : (epochs,), all bytes read from the file system
     ready, imbalanced : (epochs,), the number of samples that were ready, and the number of
@@ -195,8 +195,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Distributes the samples of nodes, (nodes, steps, width), over their ranks. Returns (nodes,
-    steps, ranks, samples). It is used for policies that form their own steps and state only which
-    samples each node takes.
+    steps, ranks, samples). This is needed for policies that form their own steps: such a policy
+    says only which samples each node takes.
 
     The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE.
     """

@@ -23,11 +23,11 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.spelling import hint
 
-# The least share of a size law's draws that must lie between min and max. With a smaller share,
+# At least this share of a size law's draws must lie between min and max. With a smaller share,
 # redrawing would take too long.
 LEAST_SHARE = 1e-3
-# Keys of the daemon's configuration that no scenario has. A file with one of them is a
-# configuration, given by mistake.
+# Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
+# configuration, which was given by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 
@@ -106,7 +106,7 @@ def _with_batch(scenario: Scenario, top: Spot) -> Scenario:
     if scenario.batches_per_epoch == 0:
         raise spot.error(
             f"{scenario.dataset.files} files do not fill one batch of {scenario.global_batch}",
-            "lower it, or write 'drop_last: false'",
+            "lower the batch, or write 'drop_last: false'",
         )
     return scenario
 

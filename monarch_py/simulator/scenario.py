@@ -45,8 +45,9 @@ Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 @dataclass(frozen=True, slots=True)
 class Curve:
     """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
-    SC'21, section 4): a storage class has the read rate r_j(p_j) of its p_j threads together, and
-    the PFS the rate t(g) of its g clients together. Each of n sharers gets 1/n of the aggregate.
+    SC'21, section 4). A storage class reads at the rate r_j(p_j) for its p_j threads together. The
+    PFS serves at the rate t(g) for its g clients together. Each of n sharers gets 1/n of the
+    aggregate.
 
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
@@ -135,8 +136,8 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        From the same state, the simulator of the NoPFS authors draws the same numbers with scipy's
-        ``norm.rvs``: all sizes at once, then one size at a time to replace each that lies outside
+        The simulator of the NoPFS authors uses scipy's ``norm.rvs``, which draws the same numbers
+        from the same state. It draws all sizes at once, and then a new size for each one outside
         [min, max]. A constant law draws nothing.
         """
         if self.constant is not None:
@@ -144,10 +145,10 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw as many new sizes as sizes lie outside the bounds. The new sizes within the
-            # bounds replace the first of those outside, in order; the next round replaces the
-            # others. Sizes and number of draws are the same as if each size were redrawn by itself
-            # until it lies within the bounds.
+            # Draw one new size for each size outside the bounds. The new sizes within the bounds
+            # replace the first sizes outside, in order; the next round replaces the remaining ones.
+            # Sizes and number of draws are the same as if each size were redrawn by itself until it
+            # lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -208,8 +209,8 @@ def scanned_sizes(scan: Path) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Rates(Keys):
-    """Rates [bytes/s] of one rank and of one node's links: c, beta, b_c and b_fs of NoPFS, section
-    4.
+    """Rates [bytes/s] of one rank and of one node's links. Section 4 of the NoPFS paper calls them
+    c, beta, b_c and b_fs.
 
     compute : the rate at which one rank trains
     preprocess : the rate at which one staging thread decodes and augments
@@ -258,8 +259,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Differences of some nodes from the others. There is no difference in a value that is None,
-    nor in the capacity of a class that `capacity` does not name.
+    """Nodes that differ from the other nodes. Where a value is None, these nodes do not differ; nor
+    do they in the capacity of a class that `capacity` does not name.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them

@@ -45,15 +45,15 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
        is dropped for the prefetched sample that is used soonest.
 
-    A node that does not hold a sample reads it from a node that does, otherwise from the file
-    system, and keeps it. The threads of a node are divided among its GPUs so that all GPUs have the
+    A node that lacks a sample reads it from a node that holds it, or else from the file system, and
+    keeps the sample. The threads of a node are divided among its GPUs so that all GPUs have the
     samples of a step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample
     is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
-    prefetched one that is used soonest, and rule 3 decides by the sample's own next use whether it
-    is kept. Nodes see which samples the others held at the start of the step. Rule 2 applies to
-    samples that are used again, rule 1 to the others.
+    prefetched sample that is used soonest. Rule 3 then decides by the use after that whether the
+    sample is kept. Nodes see which samples the other nodes held at the start of the step. Rule 2
+    applies to samples that are used again, rule 1 to all other samples.
 
     evictions : counts the copies that each rule drops, if given
     """
@@ -77,8 +77,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     step, as `Decision.threads`.
 
     Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
-    both, and, unlike in 4.1, no threads are reserved for preprocessing. A queue's rate at a source
-    is the rate of its threads while all nodes and threads are busy.
+    both steps. Unlike in 4.1, no threads are reserved for preprocessing. A queue's rate at a source
+    is what its threads get there while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
@@ -149,7 +149,7 @@ class _Nodes:
         self.job, self.evictions = job, evictions
         sizes = job.sizes.tolist()
         self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        # One past the number of the last access. It stands for the next use of a sample that is not
+        # The number of the last access, plus 1. It stands for the next use of a sample that is not
         # used again.
         self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
@@ -210,8 +210,8 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # The only copy of a sample among all nodes is not dropped after its last use here. It is
-        # given the latest possible next use, so that it is evicted first when room is needed.
+        # After a sample's last use here, its copy stays if no other node has one. Such a copy gets
+        # the latest possible next use, so that it is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

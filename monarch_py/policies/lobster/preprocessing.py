@@ -32,8 +32,8 @@ class PiecewiseLinear:
             points have the same x. All ways to split the points are compared (Bellman 1961), so the
             sum of squares is minimal. Raises PolicyError for no points or `pieces` below 1.
 
-        Speed rises with threads until cores or memory are used up, and falls beyond. Two or three
-        lines can model that, but not one.
+        Speed rises with the number of threads until cores or memory are used up; with more threads,
+        it falls. Two or three lines can model this, one line cannot.
         """
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:
@@ -50,8 +50,8 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the model's y. It is never below 0, since it is a time. Between the ranges of two
-        pieces, the line of the lower one applies."""
+        """Returns the model's y, which is never below 0, because it is a time. Between the points
+        of two pieces, the line of the lower piece applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])

@@ -7,7 +7,7 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
 # The largest number of predicted times that are copied in memory at once. It limits how many
-# windows are tried together. (A simulation asks for all steps of an epoch at once, a daemon for one
+# windows are tried together. (A simulation computes all steps of an epoch at once, a daemon one
 # step.)
 TOGETHER = 1 << 18
 
@@ -29,8 +29,7 @@ def queue_bytes(
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
     """Returns (..., most) how long each queue takes to load its samples with 1, 2, ... threads [s].
-    This is the sum over the sources of bytes / rate, because a thread loads one sample after the
-    other.
+    A thread loads one sample after the other, so this is the sum of bytes / rate over the sources.
 
     loads : (..., sources) [bytes]
     rates : (sources,) [bytes/s], the rate of one thread of a queue at each source; n threads are n
@@ -56,21 +55,20 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time. If several results have the
-    least difference, the one whose largest time is smallest is returned. Raises PolicyError if
-    there are more queues than threads.
+    the difference between the largest and the smallest predicted time. Among results with the least
+    difference, it is the one whose largest time is smallest. Raises PolicyError if there are more
+    queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search moves away from the balance. Here bisection searches for the end of a
-      window of times. The later a window begins, the later it must end.
+      window [least, largest] of predicted times. The later a window begins, the later it must end.
     - The printed loop never compares the sum of the threads with T_L. Here it must not exceed T_L.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
-      queue at a time, so it may stop where no single change helps. Here all windows [least,
-      largest] of predicted times are tried, so the result is exact: the best window begins and ends
-      at one of the queues x threads predicted times, and every queue takes the fewest threads that
-      put its time into the window.
+      queue at a time, so it may stop where no single change helps. Here all windows are tried, so
+      the result is exact. The best window begins and ends at one of the queues x threads predicted
+      times. Every queue takes the fewest threads that put its time into the window.
     - Times need not fall as threads are added. If more threads slow a queue down, it takes fewer.
     """
     *steps, queues, most = seconds.shape
@@ -97,8 +95,9 @@ def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. Returns (steps, queues) the threads, (steps,) the difference between the largest and
-    the smallest time, and (steps,) the largest time; both are inf if there is no window.
+    `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest and
+    the smallest time; and (steps,) the largest time. Without a window, the difference and the
+    largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
@@ -106,8 +105,8 @@ def _best_from(
     # Each row is one step with one start.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds the first end at which the window is wide enough. If there is none, the end
-    # becomes the number of levels.
+    # Bisection finds the first end with which the window is wide enough. If no end is far enough,
+    # `end` becomes the number of levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2
@@ -130,9 +129,9 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Returns (steps, queues) the fewest threads with which each queue's time lies in the step's
-    [low, high], and (steps,) whether all queues have such a number and their sum is at most
-    `total`."""
+    """Returns (steps, queues) the fewest threads with which each queue's time is within the step's
+    [low, high]. Also returns (steps,) whether all queues have such a number of threads and the sum
+    of these numbers is at most `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

@@ -3,8 +3,8 @@
 In the paper every node fills its storage classes with the files that it uses most often, and
 nothing ensures that each file has a holder. If the dataset just fits into the tiers of all nodes
 together, a sixth of the files has no holder and is read from the file system in every epoch
-(`literal`). Here the sum of frequency x size over all copies is maximised, subject to the quotas
-and to one holder for every file. Further holders only get room that is left (`place`).
+(`literal`). Here (`place`), every file gets one holder first, and further holders only get room
+that is left. Within the quotas, the sum of frequency x size over all copies is maximised.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns (files, ASKED) the nodes that hold each file, the owner first. Of several further
-        holders of a file, only one is named. The choice differs from file to file, so that all
-        holders are asked."""
+        """Returns (files, ASKED) the nodes that hold each file, the owner first. If a file has
+        several further holders, only one of them is named. The choice differs from file to file, so
+        that every holder is asked for some files."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
         for node, extra in enumerate(self.extra):
@@ -63,7 +63,7 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Assigns an owner to every file that fits anywhere, and further holders in the room that is
+    """Assigns an owner to every file that fits on any node, and further holders in the room that is
     left.
 
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
@@ -76,8 +76,8 @@ def place(
     files are small compared with quotas (benchmarks/policies/bound.py).
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
-    k, subject to sum_k s[k] x[n, k] <= quota[n], and to sum_n x[n, k] >= 1 if the quotas together
-    hold the dataset, <= 1 if they do not (a second copy would then displace another file). Prices
+    k, subject to sum_k s[k] x[n, k] <= quota[n], and to a limit on sum_n x[n, k]: >= 1 if the
+    quotas together hold the dataset, else <= 1 (a second copy would displace another file). Prices
     of room from the dual (`prices`) determine which node owns which file. A full node passes files
     on, so that quotas are respected.
     """
@@ -114,8 +114,9 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants in addition to its own: files
-    whose value there is above the price, but whose best node is another one."""
+    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. A node
+    wants a file if the file's value at this node is above the price. The file's own node is the one
+    that is best for it."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -159,8 +160,8 @@ def _two_best(
     first = np.full(len(files), -np.inf)
     second = first.copy()
     for node in nodes.tolist():
-        # All nodes must compute the same numbers. Without the conversion NumPy 1 would subtract in
-        # float32, and NumPy 2 would not.
+        # All nodes must compute the same numbers. Without this conversion, NumPy 1 would subtract
+        # in float32, but NumPy 2 in float64.
         value = program.values(node)[files].astype(np.float64)
         gain = value - prices.room[node] + prices.noise(node, files)
         better = gain > first
@@ -183,8 +184,8 @@ def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
 
 
 def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
-    """Returns the files that the node uses but does not own and that fit into the room, the most
-    frequently used first."""
+    """Returns files that the node uses but does not own, the most frequently used first, as far as
+    they fit into the room."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)

@@ -17,8 +17,8 @@ from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.placement import planned_tiers
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
-# If the frequencies' coefficient of variation (standard deviation / mean) is below this, the best
-# placement is hardly better than any other one.
+# The least spread of the frequencies (standard deviation / mean). With a smaller spread, the best
+# placement is hardly better than any other.
 LEAST_SPREAD = 0.1
 
 
@@ -27,11 +27,12 @@ def nopfs(job: Job) -> Decision:
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (NoPFS 4). A node does not ask whether another node has a file by now.
-    It assumes so as soon as its own accesses have reached the number of the access for which the
-    other node needs the file (NoPFS 5.2.2). Classes are filled during training, in order of first
-    use, so that files that are already late come before all others. If a node reads a file that
-    belongs in one of its classes and is not there yet, this read makes the copy.
+    copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
+    Say that the other node first needs the file for its access number a: then the node assumes that
+    the file is there as soon as its own accesses have reached number a (NoPFS 5.2.2). Classes are
+    filled during training, in order of first use, so that files that are already late come before
+    all others. If a node reads a file that belongs in one of its classes and is not there yet, this
+    read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -42,10 +43,11 @@ def planned(job: Job) -> Decision:
     """NoPFS's placement, but each file is read from the source once for all nodes. The daemon uses
     this policy on several nodes with a plan.
 
-    Only a file's owner reads the file from the source, in the order of first use or when a node
-    requests it, and sends it to other nodes. (In NoPFS each node reads the source until a copy
-    exists.) The source is not read a second time even if it is idle, because other jobs use it too.
-    Everything else, including errors, is as in `nopfs`.
+    Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
+    its files in the order of first use, and reads a file earlier if a node requests it. (In NoPFS
+    each node reads the source until a copy exists.) No file is read from the source a second time,
+    even if the source is idle, because other jobs use the source too. Everything else, including
+    errors, is as in `nopfs`.
     """
     decision, wanted = _placed(job, "planned")
     # Without `due`, nodes ask the owner even if it does not have the file yet.
@@ -56,8 +58,8 @@ def planned(job: Job) -> Decision:
 def nopfs_literal(job: Job) -> Decision:
     """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
 
-    It leaves files without a holder even if the tiers together have room for all. Raises
-    PolicyError if frequencies do not differ.
+    Some files have no holder even if the tiers together have room for all files. Raises PolicyError
+    if frequencies do not differ.
     """
     need_differences(job, "nopfs-literal")
     quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
@@ -114,8 +116,8 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns (nodes,) what each node saves by holding a file itself instead of reading it from
-    another node, relative to the mean over the nodes (NoPFS 4: the remote case less the local one);
-    1 for all nodes if the saving cannot be compared.
+    another node, relative to the mean over the nodes: the time of a remote read minus that of a
+    local one (NoPFS 4). 1 for all nodes if the savings cannot be compared.
 
     size : the mean size of the files [bytes]
     """
@@ -138,9 +140,9 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Returns the copies: every node's files, assigned to its classes. If a file fits into no class
-    of its node, because the room left is split over several classes, it goes to another node with
-    room."""
+    """Returns the copies: every node's files, assigned to its classes. The room left on a node may
+    be split over several classes, so that a file fits into none of them. Such a file goes to
+    another node with room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))

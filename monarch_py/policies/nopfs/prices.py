@@ -19,8 +19,8 @@ from monarch_py.policies.view import Array, Floats, Ints
 Rows = Sequence[Array]
 
 # Prices are optimised on samples of the files, in two stages: first roughly, then on enough files
-# to meet the quotas of single nodes closely. Each stage is a pair: the largest number of table
-# entries, which is files x nodes, and the number of steps.
+# to meet the quotas of single nodes closely. Each stage is a pair: the largest size of the table
+# (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
 # The width of the noise that breaks ties, relative to the mean of the values that the files have on
 # their best nodes. The noise makes the result worse by at most this fraction. Values are small
@@ -76,8 +76,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
     """Returns prices at which each node's demand is about equal to its quota.
 
     They are found by subgradient steps on samples of the files: the price of a node rises while the
-    node demands more than its quota. Steps shrink. Each stage ends with those of its prices that
-    have the least upper bound.
+    node demands more than its quota. Steps shrink. The result of a stage is the prices of its step
+    with the least upper bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -90,8 +90,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # In the second stage prices are already right except for ties, whose values lie within the
-        # noise, so steps are small.
+        # In the second stage, only ties are not settled yet, and their values differ by no more
+        # than the noise. So the steps are small.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)

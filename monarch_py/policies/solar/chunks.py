@@ -1,8 +1,8 @@
 """Joins the reads of neighbouring samples (SOLAR 4.4).
 
-The samples of an HDF5 dataset lie one after the other in the file. If several wanted samples lie
-close together, one read of the whole range, including the unwanted samples in between, is faster
-than one read for each wanted sample. The unwanted samples are counted.
+The samples of an HDF5 dataset lie one after the other in the file. If several wanted samples are
+close together, one read of the whole range is faster than one read for each of them. Such a read
+includes the unwanted samples in between, which are counted.
 """
 
 from dataclasses import dataclass

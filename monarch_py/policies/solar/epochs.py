@@ -45,7 +45,7 @@ def edge_costs(
     capacity : C, how many samples the buffers of all nodes hold together
     files : the number of files
 
-    It takes 2 bytes of memory for each epoch and file.
+    The computation takes 2 bytes of memory for each epoch and file.
     """
     first = np.zeros((epochs, files), dtype=bool)
     last = np.zeros((epochs, files), dtype=bool)
@@ -69,8 +69,9 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs (assignment bound): the lowest
-    cost of giving every epoch but one a successor of its own. The successors need not form a path.
+    """Returns a lower bound on the cost of a path through all epochs (assignment bound). It is the
+    lowest cost if every epoch but one gets a successor of its own, even if these successors form no
+    path.
     """
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
@@ -122,8 +123,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results from joining the cycles of the cheapest assignment. Each step
-    joins the two cycles that are cheapest to join."""
+    """Returns the path that results if the cycles of the cheapest assignment are joined, always the
+    two that are cheapest to join."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -131,8 +132,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # `change` is what it costs to let successor(j) follow i, and successor(i) follow j. If i
-        # and j are in different cycles, this joins the two.
+        # `change` is the additional cost if i and j exchange their successors. If i and j are in
+        # different cycles, the exchange joins these cycles.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
@@ -156,8 +157,8 @@ def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
 
 
 def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Moves short segments of the path to the positions where the path becomes cheapest, while that
-    helps. Returns the improved path."""
+    """Moves short segments of the path to better positions, until no move makes the path cheaper.
+    Returns the improved path."""
     improved = True
     while improved:
         improved = False

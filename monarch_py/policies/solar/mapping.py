@@ -44,9 +44,9 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
     """Assigns the samples of one step to nodes. Returns (samples,) the node of each sample, and
-    (samples,) bool, whether it must be loaded: because no node holds it, or because its holder
-    takes `cap` other samples already. Each node loads samples with neighbouring numbers, because
-    these lie next to each other in the file (see `chunks`).
+    (samples,) bool, whether the sample must be loaded. It must if no node holds it, or if its
+    holder already takes `cap` other samples. Each node loads samples with neighbouring numbers,
+    because these lie next to each other in the file (see `chunks`).
 
     files : (samples,)
     holder : (samples,), the node that holds each sample, or PFS

@@ -36,16 +36,16 @@ class Solar:
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
     chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
     vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
-        larger value, reads are fewer, but include more unwanted bytes
+        larger value, there are fewer reads, but they include more unwanted bytes
     reorder : whether the epochs are reordered too. It is off by default, because it gains nearly
-        nothing with independent shuffles (see `epochs`): buffers that drop the samples with the
-        farthest next use load equally much in an epoch, whatever epoch came before it
+        nothing with independent shuffles (see `epochs`): with buffers that drop the samples with
+        the farthest next use, the loads of an epoch do not depend on the epoch before it
 
-    A sample is held by one node, the one that loaded it; the mapping lets that node use it again.
-    If its holder has reached the cap, another node loads the sample for this use, and the holder
-    keeps it. Assumptions: all classes of a node together are its buffer; every node has the same
-    cap. Raises PolicyError for a cap below 1, for arguments that `chunks.join` refuses, and if
-    nodes have different numbers of ranks.
+    The node that loads a sample holds it, as the only node; the mapping lets this node use the
+    sample again. If the holder has reached the cap, another node loads the sample for this one use,
+    and the holder keeps the sample. Assumptions: all classes of a node together are its buffer;
+    every node has the same cap. Raises PolicyError for a cap below 1, for arguments that
+    `chunks.join` refuses, and if nodes have different numbers of ranks.
     """
 
     cap: float = 1.5
@@ -116,8 +116,9 @@ class Solar:
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
         """Returns (samples,) the redundant bytes. The first sample of each read has the bytes of
-        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` what the
-        loads of this step permit, and subtracts the unwanted samples that are read."""
+        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` the
+        number of unwanted samples that the loads of this step permit, and subtracts the number of
+        those that are read."""
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
@@ -178,8 +179,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step may have evicted the sample. Unless the sample is loaded itself,
-            # it was read before its eviction, and counts as held.
+            # A load of this step may have evicted the sample. If the sample itself is not loaded,
+            # it was read before the eviction, so it counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
