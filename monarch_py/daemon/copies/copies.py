@@ -131,8 +131,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies. A warning is then logged, and is not repeated until copies could be published
-        again."""
+        copies. The first failure is logged, and so is the first failure after each success."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
