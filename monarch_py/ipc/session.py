@@ -95,9 +95,11 @@ def kept_directory() -> Path:
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Creates a directory that is private to this user, or checks that an existing one is private.
+    """Creates a directory that is private to this user, or checks that an existing directory is
+    private.
 
-    Raises SessionError if it belongs to another user, is a link or is accessible to others.
+    Raises SessionError if the directory belongs to another user, is a link, or is accessible to
+    others.
 
     instead : the end of the error's text, which says what the user can do instead
     """

@@ -28,7 +28,7 @@ CONNECTIONS = 1024
 # How long an idle link is kept [s]. The time is long enough for the pauses between the bursts of
 # requests of an epoch.
 IDLE_LIMIT_S = 300.0
-# A peer is disconnected after this time if it sends nothing in the middle of a request, or receives
+# A peer is disconnected if, for this time, it sends nothing in the middle of a request, or receives
 # nothing [s].
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
@@ -217,7 +217,7 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so a room that is found here is still free below.
+            # Only this thread adds connections, so room that is found here is still free below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
