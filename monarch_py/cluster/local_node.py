@@ -27,8 +27,8 @@ from monarch_py.scan.record import Listed, read_record, record_sources
 # while it starts a daemon, and may list the sources for minutes. TURN_PAUSE_S: pause between two
 # attempts to take the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Number of attempts to reach the other nodes. There are two, because a busy daemon may answer the
-# first one too late.
+# Number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
+# answer the first one too late.
 LOOKS = 2
 
 

@@ -116,7 +116,7 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             # The record tells the preload library whether to start a daemon by itself
-            # (ipc/record.py). Without `autostart`, no record is needed, but an older one must be
+            # (ipc/record.py). Without `autostart`, no record is needed, but an older record must be
             # replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):

@@ -32,7 +32,7 @@ LOOK_S = 1.0
 # job may begin after a pause [s].
 UNUSED_S = 5.0
 # An `IdleWatch` makes this many checks in the time that a daemon may stay unused, but at most one
-# every LOOK_S, because a check reads the mappings of all processes of the user.
+# check every LOOK_S. A check reads the mappings of all processes of the user, which takes time.
 LOOKS = 20
 
 

@@ -19,7 +19,7 @@ from monarch_py.storage.tiers import Tier
 
 # The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a capability set (capabilities(7)).
 READ_EVERYTHING = 1 << 1 | 1 << 2
-# The counters of a client, in their order.
+# The counters of a client, in the order of the struct's fields.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
 # At most this many files of each kind (opened, wanted, read to their end) are taken from the
 # clients' bitmaps in one iteration of the loop.

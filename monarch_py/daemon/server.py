@@ -53,9 +53,9 @@ TURN_MS = 250
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
-# adapts the number of concurrent reads to the throughput of the sources, finds the files that
-# readers wait for (a waiting reader wakes only the engine), and counts and records the copies that
-# the engine has published.
+# adapts the number of concurrent reads to the throughput of the sources. It finds the files that
+# readers wait for, because a waiting reader wakes only the engine. It also counts and records the
+# copies that the engine has published.
 BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
@@ -83,8 +83,8 @@ LOOK_S = 0.5
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
-    """Whether programs wait for the sources: their `opens` opens there have taken open_s [s]
-    together."""
+    """Whether programs wait for the sources. opens, open_s : how many files they have opened there,
+    and the total time of these opens [s]"""
     return open_s > WORTH_HASTE_S * opens
 
 
@@ -223,7 +223,7 @@ class Daemon:
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
         """Marks as changed all files of the sources that some process has open for writing.
 
-        coming : examine this new source only
+        coming : a new source; if it is set, no other source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}

@@ -185,8 +185,8 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. A word keeps the number of a copy that is being removed,
-        because open descriptors of the copy are recognised by this number until the copy is gone.
+        """Makes entries (n,) WANTED. If an old copy is being removed, the word keeps the copy's
+        number. Until the copy is gone, open descriptors of it are recognised by this number.
         """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))

@@ -2,8 +2,9 @@
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. If a configuration uses the site's tiers, its directory is a link to
-the session of the site's configuration, because configurations that share tiers share the daemon.
+library computes the same name. Configurations that share tiers share the daemon. So if a
+configuration uses the site's tiers, its directory is a link to the session of the site's
+configuration.
 """
 
 import errno

@@ -29,7 +29,7 @@ SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """A node from which the engine fetches files. This object connects the links for that. The
+    """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
     connect : returns a new link (struct monarch_peer_link *) to the node of a rank, or raises
@@ -97,9 +97,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. A failed exchange that
-            had begun before the last recorded failure belongs to the same incident, even if it
-            ended much later, and is not counted again
+        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. If a failed exchange
+            had begun before the last recorded failure, it belongs to the same incident, even if it
+            ended much later. It is not counted again
         """
         with self._lock:
             if status == PeerStatus.OK:

@@ -28,8 +28,8 @@ CONNECTIONS = 1024
 # How long an idle link is kept [s]. The time is long enough for the pauses between the bursts of
 # requests of an epoch.
 IDLE_LIMIT_S = 300.0
-# A peer is disconnected if, for this time, it sends nothing in the middle of a request, or receives
-# nothing [s].
+# A peer is disconnected after this time without progress [s]: it sends nothing in the middle of a
+# request, or does not receive its answer.
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
 # deadlines only every 100 ms (TICK_MS in server.c), so its answer may be late. The clients' limits
@@ -115,8 +115,8 @@ class PeerServer(ABC):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Keeps the server open during a call into C, which runs without the interpreter's lock.
-        Raises ValueError if the server is closed."""
+        """Keeps the server open during a call into C. Meanwhile other threads run, and one of them
+        might close the server. Raises ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")

@@ -1,8 +1,8 @@
 """A tier on this node: its directory, its lock, and its room.
 
 Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
-and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session lies
-in monarch-<uid>/staging-<key of the session>, so it can share a mount point with a tier or with
+and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session is in
+monarch-<uid>/staging-<key of the session>. So it can share a mount point with a tier, or with
 another session's staging area.
 """
 

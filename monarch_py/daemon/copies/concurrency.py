@@ -35,7 +35,7 @@ MEMORY_S = 60.0
 # and the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : the mean time of fewer opens is not judged.
-# LEAST_S : a mean over less time cannot become the least one [s].
+# LEAST_S : a mean over less than this time cannot become the least mean [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -62,7 +62,8 @@ class Delay:
     time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # (until when the mean counts, mean time of an open) [s]
+        # The complete means of the last MEMORY_S: (when the mean expires, mean time of an open)
+        # [s].
         self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, their time)
         self._before = (0, 0.0)
@@ -117,8 +118,8 @@ class Delay:
 
 class ReadsInFlight:
     """Controls the width, which is the number of concurrent fills. It seeks the smallest width with
-    nearly the highest throughput (bytes or files per second), and reduces the width when programs
-    wait for the source because of the fills.
+    nearly the highest throughput (bytes or files per second). It reduces the width if the fills
+    make programs wait for the source.
 
     Sources differ by orders of magnitude. A source of high latency needs many concurrent reads; at
     a source that is limited by its bandwidth, more reads only make each other wait. So the width is
@@ -138,7 +139,7 @@ class ReadsInFlight:
         self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
         self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
-        self._backs = 0  # decreases since programs last waited no longer than usual
+        self._backs = 0  # decreases since the last time that programs' waits were usual
         # The state before the first of these decreases: the width, and the time of an open [s].
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None

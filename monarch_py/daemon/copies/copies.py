@@ -60,8 +60,7 @@ class Copies:
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies whose files are not removed yet. Until then, they occupy
-        room."""
+        """The number of dropped copies whose files are not removed yet and still occupy room."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:

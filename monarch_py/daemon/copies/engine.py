@@ -55,8 +55,8 @@ def is_passing(result: Any) -> bool:
 # Programs may hand over files before the catalog knows them. At most this many such files are taken
 # at a time.
 UNMET = 512
-# At most this much of a tier's room is granted to the engine at a time [bytes], so that the free
-# memory and disk space are checked again before the engine uses more.
+# At most this much of a tier's room is granted to the engine at a time [bytes]. The free memory and
+# disk space are checked again before each grant.
 GRANT_BYTES = 64 << 20
 # Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
 # a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory,
@@ -233,15 +233,16 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends earlier if a reader waits for a file that
-        the grant leaves to Python, or if a fill ends whose copy the engine could not publish.
-        Returns whether either has happened since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends earlier in two cases: a reader waits for a
+        file that the grant leaves to Python; or a fill ends, and the engine could not publish its
+        copy. Returns whether one of the two has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of (n,) entries, except fills that a thread has begun, fills of files
-        in use, and fills for which a descriptor from a program waits. Cancelled fills appear among
-        the results at once, with status ABANDONED. Returns how many were cancelled."""
+        """Cancels the fills of (n,) entries, with three exceptions: fills that a thread has begun,
+        fills of files in use, and fills for which a program has handed over a descriptor. Cancelled
+        fills appear among the results at once, with status ABANDONED. Returns how many were
+        cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:

@@ -5,8 +5,8 @@ reuse count and reuse distance). A copy that is used neither in the rest of this
 next one counts as used later than all others. Of the files to be fetched ahead, the one used
 soonest gets the room. A copy is evicted for such a file only if the second next use of the file
 comes before the next use of the copy (Lobster's rule of coordination with prefetching;
-`policies.eviction.exchange`). Copies are evicted only under a plan, while the coming uses are known
-and a file needs room.
+`policies.eviction.exchange`). Copies are evicted only under a plan, and only while the coming uses
+are known and a file needs room.
 """
 
 import math
@@ -28,8 +28,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most every LOOK_S [s], and takes at most the share SHARE of
 # the time.
 LOOK_S, SHARE = 0.1, 0.05
-# Eviction makes room for files. Those whose fill has not begun have at most this total size
-# [bytes]; a single file may exceed it.
+# The files for which eviction has made room, but whose fill has not begun, have at most this total
+# size [bytes]. A single file may exceed it.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier
 # for eviction: those whose next use is farthest in the future.

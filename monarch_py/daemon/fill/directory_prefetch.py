@@ -310,7 +310,7 @@ class DirectoryPrefetch:
 
     def _put_back(self) -> None:
         """Forgets the found files whose fill is still to be ordered, because a new directory comes
-        first. They will be found again later."""
+        first. `_find` will find these files again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:

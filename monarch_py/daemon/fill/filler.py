@@ -30,9 +30,8 @@ from monarch_py.storage.tiers import Tier
 log = logging.getLogger("monarch.filler")
 
 # The engine has at most this many orders at a time of each kind: fills from sources for files in
-# use, fills from peers for files in use, and orders for other files. That is enough that its
-# threads never wait for Python, and few enough that a million requested files take little memory
-# (an order takes about 500 bytes).
+# use, fills from peers for files in use, and orders for other files. With so many, its threads
+# never wait for Python. An order takes about 500 bytes, so a million orders would take much memory.
 ORDERS = 2048
 # The total size of the background fills that the engine has at a time is limited to this, because
 # their room is reserved already [bytes].
@@ -97,8 +96,8 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When files that this node should keep were last refused for lack of room, and when the
-        # current series of such refusals began [s].
+        # When files that this node should keep were last refused for lack of room [s], and when the
+        # present series of such refusals began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
@@ -427,8 +426,8 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from it.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # While a scan still finds files, nothing is retried if a tier lies on the catalog's file
-        # system, because `rooms` keeps room free there for the files' entries.
+        # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
+        # If there are such tiers, nothing is retried until the scan has ended.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
@@ -476,8 +475,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested ahead, except fills that have begun and
-        files that a program or another command wants. Returns how many files were cancelled.
+        """Cancels the fills that a command has requested, except fills that have begun and files
+        that a program or another command wants. Returns how many files were cancelled.
 
         ticket : names the command
         """

@@ -144,8 +144,8 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Handles files that are ABSENT again and that no command requests: with `prefetch: eager`
-        they are filled ahead again, otherwise when they are read."""
+        """Handles files that are ABSENT again and that no command requests. With `prefetch: eager`,
+        they are filled ahead again. Otherwise they are filled when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 

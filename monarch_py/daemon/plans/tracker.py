@@ -211,8 +211,8 @@ class PlanTracker:
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Returns the run in which the largest share of the last accesses lie close together, as
-        (number, run, position); None if there is none. Runs in the thread."""
+        """Finds the run in which the largest share of the last accesses are close together. Returns
+        (number, run, position); None if there is no such run. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -295,8 +295,9 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns (n,) entries that the workers of this node's ranks may be reading now, and for
-        each entry the rank that needs it, numbered from 0 on this node."""
+        """Returns (n,) entries that the workers of this node's ranks may be reading now. Also
+        returns, for each entry, the number (from 0) of the rank on this node that needs the
+        entry."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run

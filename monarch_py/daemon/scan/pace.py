@@ -28,8 +28,8 @@ IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long, because many programs import
 # large packages before they open their first file [s].
 AWAIT_S = 10.0
-# After this time the scan runs without a limit even while programs read, because the comparison of
-# directories with the source (`revalidate`) starts only when the scan is complete [s].
+# After this time the scan runs without a limit, even while programs read [s]. The comparison of
+# directories with the source (`revalidate`) starts only once the scan is complete.
 MOST_S = 120.0
 
 

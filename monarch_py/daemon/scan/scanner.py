@@ -156,9 +156,9 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit mask of the sources whose files the engine may add to the catalog by itself when
-        programs hand them over. The engine may do so if the configuration excludes no file, no copy
-        of an earlier session can belong to such a file, no directory was renamed in this session,
-        and shared memory has room for more entries."""
+        programs hand them over. The engine may do so on four conditions: the configuration excludes
+        none of the source's files; no tier can have copies of them from an earlier session; no
+        directory was renamed in this session; and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
