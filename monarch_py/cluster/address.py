@@ -16,9 +16,9 @@ def is_loopback(address: str) -> bool:
 
 def serving_address(config: Config) -> str:
     """Returns the address at which the other nodes reach this one. The key `peers` of the
-    configuration may name the address, or the interface that has it. If it names neither, this
+    configuration may name the address, or the interface that has it. If the key names neither, this
     function tries the interfaces' addresses to which the host's name resolves, and then all other
-    addresses of the interfaces. It returns the first one that is not a loopback address, or
+    addresses of the interfaces. It returns the first address that is not a loopback address, or
     127.0.0.1 if there is none.
 
     Raises ConfigError if the configuration names an interface that has no address.

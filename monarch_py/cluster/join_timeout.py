@@ -12,9 +12,9 @@ from monarch_py.util.launcher import Launch
 # Time limit for MPI_Init [s]. All ranks call MPI_Init within this time of each other, even if each
 # of them imports Python from a slow file system.
 JOIN_LIMIT_S = 120.0
-# Each rank waits longer than the rank before it, so that one rank prints the message, and the
-# launcher ends the other ranks before they print it too. APART_S: how much longer [s]. APART_RANKS:
-# the rank from which on all ranks wait equally long.
+# Each rank waits APART_S [s] longer than the rank before it. So one rank prints the message, and
+# the launcher ends the other ranks before they print it too. From rank APART_RANKS on, all ranks
+# wait equally long.
 APART_S, APART_RANKS = 1.0, 10
 
 

@@ -23,12 +23,12 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long to wait while another command starts a daemon and so holds the lock `turn`
-# [s]. The other command may list the sources for minutes. TURN_PAUSE_S: pause between two attempts
-# to take that lock [s].
+# TURN_LIMIT_S: how long this command waits for the lock `turn` [s]. Another command holds the lock
+# while it starts a daemon, and may list the sources for minutes. TURN_PAUSE_S: pause between two
+# attempts to take the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Number of attempts to reach the other nodes. There are two, because a busy daemon may answer the
-# first one too late.
+# Number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
+# answer the first one too late.
 LOOKS = 2
 
 

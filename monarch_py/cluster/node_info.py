@@ -19,8 +19,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for settings that differ between nodes although the configuration files may be equal: the
-# first part of the setting's key -> the hint.
+# Hints for settings that may differ between nodes even if the configuration files are equal, by the
+# first part of the setting's key.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 

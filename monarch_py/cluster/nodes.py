@@ -91,8 +91,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # If two commands bring up daemons at once and rank 0 of both is on the same node, the second
-    # command waits here for the first.
+    # Two commands may bring up daemons at once. If both have their rank 0 on the same node, the
+    # second command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -148,9 +148,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the daemons that do not run, as members of the running daemons' cluster. The running
-    daemon of the lowest rank names the members, and gives their secret. Returns the problems that
-    each node's daemon reports."""
+    """Starts the missing daemons as members of the running daemons' cluster. Of the running
+    daemons, the one with the lowest rank names the members, and gives their secret. Returns the
+    problems that each node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -58,8 +58,8 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # At the end of the daemon, these callbacks run in reverse order: the shutdown wakes the
-        # thread that accepts connections, and the close resets the connections that nobody has
+        # When the daemon ends, these callbacks run in reverse order. The shutdown wakes the thread
+        # that accepts connections. The close then resets the connections that the thread has not
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
@@ -93,9 +93,9 @@ class Control:
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
 
     def end(self) -> None:
-        """Shuts down the connections of clients that still wait for an answer, so that they learn
-        now that none will come. Otherwise they would learn it only when the last thread of the
-        process ends, and that thread may hang in a source's file system."""
+        """Shuts down the connections of clients that still wait for an answer, so that the clients
+        stop waiting at once. Otherwise their connections would stay open until the last thread of
+        this process ends, and that thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -109,7 +109,7 @@ class Control:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
             except (OSError, RuntimeError) as error:
-                # accept() failed: no descriptor or no thread is left, or the daemon is ending.
+                # No descriptor or no thread is left, or the daemon is ending.
                 if not (is_said or self._daemon.is_closed):
                     log.warning(
                         "commands must wait: the daemon cannot accept connections now: %s", error
@@ -119,7 +119,7 @@ class Control:
 
     def _take_in(self, connection: socket.socket) -> None:
         """Answers a command in a thread of its own, so that a slow command (`look`, `all`) delays
-        no other."""
+        no other command."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -185,8 +185,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end once no process uses it, like a daemon that `monarch run` has
-        started."""
+        """Makes the daemon end once no process uses it. A daemon that `monarch run` has started
+        does so anyway."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -282,7 +282,7 @@ class Control:
             return {"entries": [scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: Request) -> Request:
-        """Compares the given files and directories with the source, in the given order, for at most
+        """Compares the requested files and directories with the source, in this order, for at most
         a second. Drops the copies of files that have changed. Returns the number of entries that
         were compared, and the files and directories that have changed."""
         outdated = self._daemon.filler.outdated

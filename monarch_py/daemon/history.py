@@ -22,10 +22,10 @@ COUNTED = (
     "wait_seconds",
 )
 # The history has at most this many points besides the first one. When this number is exceeded,
-# successive points are merged in pairs, and the interval doubles. So a daemon that runs for months
-# needs no more memory than one that runs for minutes.
+# successive points are merged in pairs, and the interval between points doubles. So a daemon that
+# runs for months needs no more memory than one that runs for minutes.
 MOST_POINTS = 600
-# The interval at the start [s].
+# The interval between points at the start [s].
 FIRST_INTERVAL_S = 0.1
 # A thread counts as a reader between two of its opens if the time between them is at most this [s].
 LONGEST_READ_S = 30.0
@@ -55,9 +55,9 @@ class History:
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
     is the number of program threads that were reading: threads that have opened a file since the
-    previous point, and threads that were between two opens. The latter are added later, once their
-    next open is seen. `memory` is the least amount of memory that was available to a RAM tier since
-    the previous point [bytes].
+    previous point, and threads that were between two opens. A thread between two opens is added
+    later, once its next open is seen. `memory` is the least amount of memory that was available to
+    a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:
@@ -78,9 +78,9 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # Apart from the memory, nothing has changed from the last but one point until now. The
-            # new point replaces the last one, because two points describe any length of time
-            # without a change.
+            # The last two points and the new point differ only in their time and memory. The new
+            # point replaces the last one, because two points describe any length of time without a
+            # change.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:

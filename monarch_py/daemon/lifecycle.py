@@ -101,9 +101,8 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : SHARED: the daemon belongs to the runs that share it, and ends with the last of them;
-        AUTOSTARTED: the daemon ends when no process has used it for `idle_exit` (see `orphan`); "":
-        the daemon does not end by itself
+    kind : when the daemon ends by itself. SHARED: with the last of the runs that share it.
+        AUTOSTARTED: when no process has used it for `idle_exit` (see `orphan`). "": never
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -117,20 +116,21 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             # The record tells the preload library whether to start a daemon by itself
-            # (ipc/record.py). Without `autostart`, no record is needed, but an older one must be
+            # (ipc/record.py). Without `autostart`, no record is needed, but an older record must be
             # replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
-            # Signals that arrive before the daemon is ready are held back until it is ready. A
-            # daemon that a signal ended during its start would leave its tiers as if it had been
-            # killed.
+            # Signals that arrive before the daemon is ready are held back until it is ready.
+            # Otherwise a signal could end the daemon during its start, and its tiers would look as
+            # if it had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            # The program that starts a daemon by itself has opened its first file already.
+            # How long the scan waits for a program's first open. If the library has started the
+            # daemon, the program has opened its first file already, so this wait is short.
             awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
             daemon = _daemon(config, session, startup, awaits_s=awaits_s)
             if kind == AUTOSTARTED and config.idle_exit_s:
@@ -145,8 +145,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
-        # All objects that exist now live until the end, so the garbage collector, which `spawn` has
-        # turned off, can ignore them from now on.
+        # `spawn` has turned the garbage collector off. The collector can ignore all objects that
+        # exist now, because they live until the end.
         gc.freeze()
         gc.enable()
         control.begin()
@@ -167,9 +167,9 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends this process after its daemon has ended. Unlike the interpreter's own exit, it does not
-    wait for threads, because their results (a plan's placement, the answer of a file system that
-    hangs) are no longer needed."""
+    """Ends this process after its daemon has ended. Unlike the interpreter's own exit, this
+    function does not wait for threads, because their results (a plan's placement, the answer of a
+    file system that hangs) are no longer needed."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

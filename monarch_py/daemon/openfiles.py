@@ -34,10 +34,11 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : tells whether to examine the descriptor that has a given path in /proc/PID/fdinfo
+    is_meant : takes the path of a descriptor's file in /proc/PID/fdinfo, and returns whether to
+        examine the descriptor
     """
-    # Paths are strings here: a daemon examines the descriptors of all processes before it serves,
-    # which would take three times as long with Path objects.
+    # Paths are strings here, because Path objects would take three times as long. A daemon examines
+    # the descriptors of all processes before it serves.
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")
@@ -90,7 +91,8 @@ class _Finder:
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
         # The index of copies lacks short-lived copies: copies in the staging area, and copies that
-        # this daemon has made in tiers with eviction. They are found by a table built here.
+        # this daemon has made in tiers with eviction. Such copies are found in the table
+        # `_coming_and_going`.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -124,8 +126,8 @@ class _Finder:
 
 
 def all_opened() -> list[Opened]:
-    """Returns the open files of all processes. It asks the file systems of these files, so it does
-    not return while one of them hangs."""
+    """Returns the open files of all processes. The function asks the file systems of these files,
+    so it does not return while one of these systems hangs."""
     found: list[Opened] = []
     for process in own_processes():
         try:
@@ -140,7 +142,8 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """Returns one row for each open file that is in the catalog, or that is a copy of a file in it.
+    """Returns one row for each open file that is in the catalog, and for each open copy of such a
+    file.
 
     staging : the number of the staging area
     """
@@ -152,8 +155,8 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    The process may have opened the file before the session began; the library does not see writes
-    through that descriptor.
+    The process may have opened the file before the session began. The library then does not see the
+    process's writes to the file.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):

@@ -1,13 +1,14 @@
 """Ends an unused daemon that no command will end.
 
-An `OrphanWatch` ends a daemon whose `monarch run` was killed before it could end the daemon, or a
-daemon that the last run has left to processes that still use it. An `IdleWatch` ends a daemon that
-the first program of a job has started (commands/autostart.py).
+An `OrphanWatch` ends a daemon in two cases: its `monarch run` was killed before it could end the
+daemon; or its last run has ended, and has left the daemon to processes that still use it. An
+`IdleWatch` ends a daemon that the first program of a job has started (commands/autostart.py).
 
-The runs that share a daemon hold a lock (`shares`), which the kernel releases when they are killed.
-The commands of a killed run go on, and may have started processes that use the session. The daemon
-serves all of these processes, and ends once they have all been gone for a while. A separate thread
-looks for them, because reading /proc can block while a process waits for a file system.
+The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
+that is killed. The commands of a killed run go on, and may have started processes that use the
+session. The daemon serves all of these processes, and ends once they have all been gone for a
+while. A separate thread looks for these processes, because reading /proc can block while a process
+waits for a file system.
 """
 
 import logging
@@ -31,7 +32,7 @@ LOOK_S = 1.0
 # job may begin after a pause [s].
 UNUSED_S = 5.0
 # An `IdleWatch` makes this many checks in the time that a daemon may stay unused, but at most one
-# every LOOK_S, because a check reads the mappings of all processes of the user.
+# check every LOOK_S. A check reads the mappings of all processes of the user, which takes time.
 LOOKS = 20
 
 
@@ -85,9 +86,9 @@ class _Watch(ABC):
 
     def _take_over(self) -> bool:
         """Takes over from the runs the duty to end this daemon, and records that the last run need
-        not end it. Returns False, without a record, if a new run has come. If the result is True,
-        this process keeps the lock `turn` until the process ends, so that the next run starts
-        another daemon only after that."""
+        not end it. Returns False, and records nothing, if a new run has come. If the result is
+        True, this process keeps the lock `turn` until it ends. So the next run waits for that end
+        before it starts another daemon."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -125,8 +126,7 @@ class OrphanWatch(_Watch):
 
 
 def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
-    """Starts an `OrphanWatch` for a daemon of `monarch start`, unless the daemon has one
-    already."""
+    """Starts an `OrphanWatch` for this daemon, unless it has one already."""
     shares = Shares(session)
     is_watched = shares.daemon() == Identity.of(os.getpid())
     shares.close()

@@ -19,7 +19,7 @@ from monarch_py.storage.tiers import Tier
 
 # The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a capability set (capabilities(7)).
 READ_EVERYTHING = 1 << 1 | 1 << 2
-# The counters of a client, in their order.
+# The counters of a client, in the order of the struct's fields.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
 # At most this many files of each kind (opened, wanted, read to their end) are taken from the
 # clients' bitmaps in one iteration of the loop.
@@ -92,7 +92,7 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        self.catalog.c.stamped = len(config.tiers) + 1  # one more than the staging area's number
+        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
 
@@ -136,8 +136,8 @@ class Shared:
 
     def count_source(self, number: int, fd: int) -> None:
         """Publishes a source to running clients. The source's description was written before this
-        call, and the count of sources is written last, so that clients see no source without a
-        description. Between the two writes, ringing the doorbell acts as a memory barrier.
+        call. The count of sources is written last, so that clients see no source without a
+        description. Ringing the doorbell before this last write acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -201,9 +201,9 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has been unlinked, or None if there is none. Without
-        that segment's name, no further client can attach, and attached clients do not learn of
-        another daemon."""
+        """Returns the path of a segment that has been unlinked, or None if there is none. While a
+        segment's name is missing, no further client can attach, and attached clients do not learn
+        of another daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
@@ -271,8 +271,8 @@ class Shared:
         the file is worth a copy.
 
         stuck : by slot, the ticket of each write that was in progress at the last call; this call
-            updates it. If a slot is still being written under the same ticket, its writer has died,
-            and the slot is freed.
+            updates the dict. If a slot is still being written under the same ticket, its writer
+            counts as dead, and the slot is freed.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

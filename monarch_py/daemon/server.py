@@ -53,21 +53,21 @@ TURN_MS = 250
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
-# adapts the number of concurrent reads to the throughput of the sources, finds the files that
-# readers wait for (a waiting reader wakes only the engine), and counts and records the copies that
-# the engine has published.
+# adapts the number of concurrent reads to the throughput of the sources. It finds the files that
+# readers wait for, because a waiting reader wakes only the engine. It also counts and records the
+# copies that the engine has published.
 BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
-# How often the loop looks whether the program of a `monarch run` that has just begun has opened its
-# first file, which rings no doorbell [ms].
+# While the scan waits for a program's first open, the loop checks for that open at this interval,
+# because the open rings no doorbell [ms].
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum while work is left, fills ahead lack names that the scan is about to
-#     find, or programs follow a plan [s].
+# SHORT_REST_S : the maximum in three cases [s]: work is left, fills ahead wait for names from the
+#     scan, or programs follow a plan.
 # REST_BACK, LONG_REST_S : the factor, and the maximum [s], while background fills stand back.
 #     Programs then use all processors and hardly wait for the sources, so an iteration costs them
 #     more than it gains.
@@ -83,7 +83,8 @@ LOOK_S = 0.5
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
-    """Whether programs wait for the sources, after so many opens that have taken open_s [s]."""
+    """Whether programs wait for the sources. opens, open_s : how many files they have opened there,
+    and the total time of these opens [s]"""
     return open_s > WORTH_HASTE_S * opens
 
 
@@ -95,7 +96,7 @@ class Daemon:
 
     awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
     stays : whether the daemon goes on while no process uses it
-    lost : the file of the session whose removal has ended the daemon; None if it ended otherwise
+    lost : the file of the session whose removal has ended the daemon; None if no file was removed
     at_end : callbacks that stop whatever must stop before the daemon's parts are closed
     """
 
@@ -128,7 +129,7 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # Whether fills ahead need more names than the scan has found, or soon will.
+        # Whether fills ahead need, or will soon need, more names than the scan has found.
         self._awaits_names = False
         self._pace_scan()  # before the first iteration, which starts the scan
 
@@ -169,8 +170,8 @@ class Daemon:
         thread but the loop's. Returns False if the daemon serves the source already, perhaps as a
         part of another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
-            # These checks access file systems, which may be slow. So they do not run between two
-            # iterations of the loop.
+            # These checks access file systems, which may be slow. So the loop does not wait for
+            # them.
             if self._has_source(source):
                 return False
             self._check_place(source)
@@ -222,7 +223,7 @@ class Daemon:
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
         """Marks as changed all files of the sources that some process has open for writing.
 
-        coming : examine this new source only
+        coming : a new source; if it is set, no other source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}
@@ -257,7 +258,7 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Lets one thread at a time decide what is filled, published and dropped; until the block
+        """Lets one thread at a time decide what is filled, published and dropped. Until the block
         ends, the engine decides nothing by itself. Raises SessionError if the daemon is ending,
         because its parts are closed then."""
         with self._lock:
@@ -288,9 +289,9 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms], and
-        not beyond the first opens of a program that is about to begin, if it waits for them.
-        Returns the current count."""
+        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
+        the scan waits for a program's first open, this wait also ends once programs wait for the
+        sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
@@ -399,8 +400,8 @@ class Daemon:
         self.filler.begin_turn()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Adds files to the catalog that it did not know when programs handed them over. Yields
-        their entries, one array for each source."""
+        """Adds to the catalog the files that programs have handed over and that the catalog did not
+        know. Yields the files' entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             entries, pool = self.filler.engine.unmet(source.number)
             if len(entries):
@@ -422,9 +423,9 @@ class Daemon:
 
     def _is_lost(self) -> bool:
         """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout), and ends the daemon if so. Otherwise the session's clients
-        would miss the changes of processes that can no longer attach, and the daemon could be
-        neither stopped nor replaced while it holds its tiers."""
+        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, the
+        session's clients would miss the changes of processes that can no longer attach. The daemon
+        could not be stopped, and no other daemon could use its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -440,8 +441,8 @@ class Daemon:
         self.wake()
 
     def _give_up_tiers(self) -> None:
-        """Gives up the tiers that `TierWatch` has found lost: drops their copies, so that the files
-        may be filled into other tiers."""
+        """Gives up the tiers that `TierWatch` reports as lost: drops their copies, so that the
+        files may be filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]

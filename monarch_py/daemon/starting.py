@@ -67,16 +67,17 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Ignores signals that are meant for the training (Slurm's --signal): they also reach the
-    processes that run beside it."""
+    """Ignores signals that are meant for the training (Slurm's --signal), because they also reach
+    this process."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
     working directory away from the daemon, so the path of this package is passed as an argument.
-    The daemon multiplies no matrices, so numpy need not start a thread for each processor. While
-    modules are imported, the garbage collector would find nothing, in a tenth of the time."""
+    The daemon multiplies no matrices, so numpy need not start a thread for each processor. The
+    garbage collector is off while modules are imported: it would find nothing, and take a tenth of
+    the time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, sys; gc.disable(); sys.path.insert(0, sys.argv.pop(1));"
@@ -90,8 +91,8 @@ def spawn(
     config_file: Path, *, detach: bool, startup: StartupInfo | None = None, kind: str = ""
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon has a session (setsid) of its own, and
-    inherits no descriptor of this process except those in `startup`, so that neither a shell's
-    `wait` nor the reader of a pipe waits for the daemon.
+    inherits only the descriptors in `startup`. So neither a shell's `wait` nor the reader of a pipe
+    waits for the daemon.
 
     detach : whether the daemon outlives this process, which then does not wait for it
     kind : as in `serve`
@@ -112,8 +113,8 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    # If a signal ends this process now, the daemon is ended as well, because no other process knows
-    # of the daemon.
+    # The daemon is ended even if a signal ends this process now, because no other process knows of
+    # the daemon.
     except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise
@@ -153,8 +154,8 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
 
 
 def written(data: bytes) -> int:
-    """Returns a descriptor from which `data` can be read. Its memory has no name, and is freed when
-    the last descriptor is closed. Raises OSError if there is no memory."""
+    """Returns a descriptor from which `data` can be read. The data lie in a file without a name,
+    which is freed when its last descriptor is closed. Raises OSError if there is no memory."""
     fd = os.memfd_create("monarch-start", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)

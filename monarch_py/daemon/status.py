@@ -126,7 +126,7 @@ def status(
     """Returns the answer to `status`.
 
     told : the parts `plans`, `ranks` and `ahead`, as returned by their own modules
-    why : for each configured tier the reason why it is unused, "" for a tier in use
+    why : for each configured tier, the reason why it is not used; "" for a tier in use
     evicted : the number of copies that each tier has evicted, by its number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes

@@ -24,8 +24,9 @@ class Switches:
     """Tells whether Monarch is switched off, which is the case while one of `files` exists.
 
     A thread checks the files, so that the daemon's loop goes on while their file system hangs. The
-    last result then remains valid until the file system answers again. Before the first result
-    Monarch counts as switched off; the constructor waits for that result for at most `limit_s` [s].
+    last result then remains valid until the file system answers again. Until the first result,
+    Monarch counts as switched off. The constructor waits for the first result for at most `limit_s`
+    [s].
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:
@@ -36,8 +37,8 @@ class Switches:
         self._ask(limit_s)
 
     def are_off(self) -> bool:
-        """Returns the result of the last check. If a check is due, starts it first, and waits for
-        its result for at most PATIENCE_S."""
+        """Returns the result of the last check. If a check is due, starts the check first, and
+        waits for its result for at most PATIENCE_S."""
         if self._looking is not None:
             self._take(0)
         elif time.monotonic() >= self._next_look:

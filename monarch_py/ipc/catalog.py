@@ -12,11 +12,11 @@ from monarch_py.ipc import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
-# The number of entries for which a new catalog has room. A dataset whose files hold many samples
-# each never needs more.
+# The number of entries for which a new catalog has room. A dataset of few large files never needs
+# more.
 FIRST_CAPACITY = 4096
-# The factor of growth. With a larger factor, entries are copied less often, but more memory stays
-# unused until the scan ends and `fit` releases it.
+# The factor by which a full catalog grows. With a larger factor, entries are copied less often. But
+# more memory stays unused until the scan ends, and `fit` releases it.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -24,7 +24,7 @@ TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """Returns (n,) entries without duplicates, in the order in which each entry first occurs."""
+    """Returns (n,) entries without duplicates, in the order of their first occurrences."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
@@ -107,7 +107,8 @@ class Catalog(CatalogReader):
     """The catalog with the methods of the daemon: it adds entries, sets words, and grows by
     publishing a larger generation.
 
-    generation : a `uint64_t *` that is set to each new generation once its segment can be opened
+    generation : a `uint64_t *`. It is set to the number of each new generation once the
+        generation's segment can be opened
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
@@ -184,8 +185,8 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. A word keeps the number of a copy that is being removed,
-        because open descriptors of the copy are recognised by this number until the copy is gone.
+        """Makes entries (n,) WANTED. If an old copy is being removed, the word keeps the copy's
+        number. Until the copy is gone, open descriptors of it are recognised by this number.
         """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
@@ -209,6 +210,6 @@ class Catalog(CatalogReader):
         shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
             # The index of inodes is full, because it still contains the old inodes of replaced
-            # files. `_resize` builds a new index of the current inodes alone.
+            # files. `_resize` builds a new index, which contains only the current inodes.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

@@ -16,8 +16,8 @@ HAS_CHANGED = (
     " the change"
 )
 
-# The time limit for an answer [s]. A daemon answers from memory, so a longer silence means that it
-# is suspended (SIGSTOP). A suspended daemon must not block a command.
+# The time limit for an answer [s]. A daemon answers from memory, so after a longer silence it is
+# probably suspended (SIGSTOP). A suspended daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
 # The pause before the next attempt while the daemon's accept queue is full [s].
 FULL_PAUSE_S = 0.01
@@ -101,9 +101,9 @@ class DaemonConnection:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether a daemon (process `pid`, if given) serves the session, according to the control
-        segment. The segment still says so after the daemon was killed; `runs` asks the daemon
-        itself.
+        """Whether a daemon serves the session, according to the control segment. With `pid`,
+        whether that process does. The segment still says so after the daemon was killed; `runs`
+        asks the daemon itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)

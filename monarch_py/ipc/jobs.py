@@ -14,9 +14,9 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The environment variables that contain a job's number. If the elements of a job array share one
-# number, the second variable distinguishes them. MONARCH_JOB is for batch systems that are not
-# listed.
+# The environment variables that contain a job's number. Where the elements of a job array share one
+# number, the second variable distinguishes the elements. MONARCH_JOB is for all other batch
+# systems.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -28,8 +28,8 @@ VARIABLES = {
 # Part of the command line of a daemon that `monarch start` or `run` has started
 # (`daemon.starting`).
 DAEMON = b"monarch_py.daemon.lifecycle"
-# For this time after a job's `monarch start` [s], the job counts even if it has no process yet,
-# because a prolog starts the daemon before the job begins.
+# For this time after its `monarch start` [s], a job counts as running even if it has no process
+# yet: a prolog may start the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all
 # processes.
@@ -60,8 +60,8 @@ def pid_namespace() -> int:
 
 
 def can_see(namespace: int) -> bool:
-    """Whether this process sees the processes of a PID namespace. A container does not see
-    processes outside it."""
+    """Whether this process sees the processes of a PID namespace. A process in a container does not
+    see processes outside the container."""
     return pid_namespace() in (namespace, FIRST_NAMESPACE)
 
 
@@ -110,8 +110,8 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that may still run: those that are new, those that have
-        processes, and those whose processes this process cannot see. Removes the records of all
+        """Returns the recorded jobs that may still run: jobs that are new, jobs that have
+        processes, and jobs whose processes this process cannot see. Removes the records of all
         other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()

@@ -1,10 +1,10 @@
 """The record from which the preload library learns whether and how to start a daemon by itself.
 
 The library cannot read YAML. So starters (commands/autostart.py) and daemons write a record into
-the session's file `autostart`. The record says whether the configuration requests a daemon, what
-the sources are, and on which files and environment variables both depend;
-csrc/preload/autostart/record.c defines the format. Jobs with different values of these variables
-have separate records, so that no job replaces the record of another.
+the session's file `autostart`. The record says whether the configuration requests a daemon, and
+what the sources are. It also names the files and environment variables on which the two depend.
+(csrc/preload/autostart/record.c defines the format.) Jobs with different values of these variables
+have separate records, so that no job replaces the record of another job.
 """
 
 import os
@@ -34,8 +34,8 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
     OSError if the record cannot be written.
 
-    is_alone : whether to remove the other records, because a daemon that starts does not know their
-        sources
+    is_alone : whether to remove all other records. A daemon that starts removes them, because it
+        does not know their sources
     """
     session = SessionDir.of(config.file)
     session.make()
@@ -67,8 +67,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """Returns the text of the file. It contains the first record in any case, and each other record
-    only if the text is then still shorter than MOST_BYTES."""
+    """Returns the text of the file. The text contains the first record in any case. It contains a
+    further record only if it is then still shorter than MOST_BYTES."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

@@ -2,8 +2,9 @@
 
 A session belongs to one user and one configuration file: its directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. If a configuration uses the site's tiers, its directory is a link to
-the session of the site's configuration, because configurations that share tiers share the daemon.
+library computes the same name. Configurations that share tiers share the daemon. So if a
+configuration uses the site's tiers, its directory is a link to the session of the site's
+configuration.
 """
 
 import errno
@@ -26,8 +27,8 @@ from monarch_py.util.units import MIB, format_size
 # At most this many bytes of a lock file are read. The file names a process and a configuration.
 SAID_BYTES = 8192
 
-# The longest path of the shared memory directory [bytes]. The staging area lies below this
-# directory, and the shared segments have limited room for its path.
+# The longest path of the shared memory directory [bytes]. The staging area is below this directory,
+# and the shared segments have limited room for the area's path.
 MAX_SHM_PATH_BYTES = 180
 # The room that the first catalog occupies, even while it is empty [bytes].
 FIRST_CATALOG_BYTES = MIB
@@ -95,9 +96,11 @@ def kept_directory() -> Path:
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Creates a directory that is private to this user, or checks that an existing one is private.
+    """Creates a directory that is private to this user, or checks that an existing directory is
+    private.
 
-    Raises SessionError if it belongs to another user, is a link or is accessible to others.
+    Raises SessionError if the directory belongs to another user, is a link, or is accessible to
+    others.
 
     instead : the end of the error's text, which says what the user can do instead
     """
@@ -135,10 +138,11 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def hold(path: Path, config: Path | None = None) -> int:
-    """Locks a lock file for as long as the returned descriptor is open. Raises HeldError, whose
-    text names the holder, if another process holds the lock; OSError if the file cannot be created.
+    """Locks a lock file for as long as the returned descriptor is open. If another process holds
+    the lock, raises HeldError, whose text names that process. Raises OSError if the file cannot be
+    created.
 
-    config : written into the file, for processes that find it locked
+    config : is written into the file, for processes that find the file locked
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -161,8 +165,8 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 def holder_of(path: Path) -> HeldError | None:
     """Returns the holder of a lock file, as /proc/locks shows it; None if no process holds the
-    lock, or if this process cannot see the holder. This function does not try to take the lock,
-    because a daemon that starts at that moment would find the lock held."""
+    lock, or if this process cannot see the holder. This function does not try the lock itself,
+    because a daemon that starts at that moment would then find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -183,8 +187,8 @@ def served_configurations() -> list[Path]:
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
-    # A daemon may be found twice, by the lock of its session and by that of its staging area. So
-    # duplicates are removed.
+    # A daemon may be found twice: by the lock of its session, and by the lock of its staging area.
+    # So duplicates are removed.
     return sorted({Path(holder.config) for holder in holders if holder and holder.config})
 
 
@@ -200,8 +204,8 @@ class Segment:
     def create(cls, path: Path, size: int) -> "Segment":
         """Creates a zeroed segment under a temporary name; `publish` gives it its own name.
 
-        Every page is allocated; otherwise, once the tmpfs is full, a process that touches a hole of
-        the mapping would get SIGBUS. Raises OSError (ENOSPC) if there is no room.
+        Every page is allocated. Otherwise a process that touches a hole of the mapping would get
+        SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -281,10 +285,10 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` use the session of `served`, the configuration whose tiers it uses. To do
-    so, replaces the session directory of `config_file` by a link to that of `served`; the preload
-    library follows such a link too. If the two files are the same, only removes an earlier link.
-    Raises SessionError if the link cannot be made, or if `config_file` had tiers of its own and
-    their daemon still serves or was killed."""
+    so, replaces the session directory of `config_file` by a link to the session directory of
+    `served`. The preload library follows such a link too. If the two files are the same, only
+    removes an earlier link. Raises SessionError if the link cannot be made, or if `config_file` had
+    tiers of its own and their daemon still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -317,9 +321,9 @@ class SessionDir:
         # Exists from the orderly end of a daemon until the next one starts. While it exists,
         # processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
-        # `starts` holds the times at which the preload library has started a daemon; the starter
-        # (commands/autostart.py) locks it. `autostart` is the record of the configuration
-        # (ipc/record.py).
+        # `starts` contains the times at which the preload library has started a daemon. The starter
+        # (commands/autostart.py) locks this file. `autostart` contains the records of the
+        # configuration (ipc/record.py).
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"
@@ -339,17 +343,17 @@ class SessionDir:
         private_directory(self.path)
 
     def forget_starts(self) -> None:
-        """Forgets the times at which the library has started daemons, so that the library may start
-        daemons again. The library starts only a few daemons in ten minutes, because something may
-        kill each of them. Call this when a daemon ends properly."""
+        """Forgets the times at which the library has started daemons. Call this when a daemon ends
+        properly. The library starts only a few daemons in ten minutes, because something may kill
+        each of them. After this call it may start daemons again."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to `path`, which is one of this session's paths, and replaces a dead
         daemon's socket there. Raises OSError if the socket cannot be bound."""
-        # A socket's address may have at most 107 bytes, which `path` may exceed. The path through
-        # the directory's descriptor is always shorter.
+        # A socket's address may have at most 107 bytes, but `path` may be longer. The path through
+        # the directory's descriptor is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

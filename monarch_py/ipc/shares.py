@@ -22,9 +22,9 @@ TURN_LIMIT_S, POLL_S = 60.0, 0.02
 class Shares:
     """Two files of a session, and the locks on them.
 
-    `users` : each run holds a shared lock on it. Its first line names the daemon that the last run
-    must end, and is empty if no run must end one; the other lines name the runs, and the commands
-    that the runs have started.
+    `users` : each run holds a shared lock on this file. The first line names the daemon that the
+    last run must end. It is empty if no run must end a daemon. The other lines name the runs, and
+    the commands that the runs have started.
     `turn` : locked by the process that starts or ends a daemon
 
     If a run is killed, the kernel releases its locks on both files. The constructor raises OSError
@@ -49,8 +49,8 @@ class Shares:
     # --- locks ------------------------------------------------------------------------------------
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
-        """Locks `turn`. Raises SessionError if another process holds it for longer than `limit_s`.
-        That process may be a daemon that is ending and waits for a file system, or a command that
+        """Locks `turn`. Raises SessionError if another process holds the lock for longer than
+        `limit_s`: perhaps a daemon that waits for a file system while it ends, or a command that
         was suspended."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
@@ -78,9 +78,8 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Whether no other run has joined. If none has, this process locks `users` exclusively, so
-        that no run can join until `leave`. The caller must hold `turn` from this call until
-        `leave`."""
+        """Returns whether no other run has joined. If so, locks `users` exclusively, so that no run
+        can join until `leave`. The caller must hold `turn` from this call until `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
@@ -90,8 +89,8 @@ class Shares:
         Removes the lines of runs and commands that have ended."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # Write before the file is cut, because cutting it first would release disk space that the
-        # text needs.
+        # Write first, and cut the file afterwards. To cut it first would release disk space that
+        # the text needs.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 

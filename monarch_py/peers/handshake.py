@@ -12,11 +12,11 @@ secret itself is never sent.
                        otherwise HMAC-SHA256(secret, "another" own-rank t), and the server
                        disconnects
 
-The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side uses the
-addresses that it knows itself. The labels prevent reflection: one side's proof is never valid as
-the other's. The random numbers prevent replay of an old proof. Ranks and addresses prevent relay:
-an attacker at the address of one node cannot pass a proof on to another node. The client gives its
-proof first, so that a stranger learns nothing.
+The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side takes these
+addresses from its own `Party`, not from the other side. The labels prevent reflection: one side's
+proof is never valid as the other's. The random numbers prevent replay of an old proof. Ranks and
+addresses prevent relay: an attacker at the address of one node cannot pass a proof on to another
+node. The client sends its proof first, so that a stranger learns nothing.
 
 Each side then derives two keys from the secret and t: one for what it sends, one for what it
 receives. These keys authenticate all further messages: requests and frames in C
@@ -128,7 +128,7 @@ class Party:
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
         """Returns the transcript t. Raises IndexError for a rank that does not exist.
 
-        servers, clients : everything that the server and the client have sent, without GREETING and
+        servers, clients : all bytes that the server and the client have sent, except GREETING and
         proofs
         """
         said = [GREETING, servers, clients]
@@ -146,7 +146,7 @@ class Greeter:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._got = b""
         self.hello = GREETING + self._nonce
-        # Set once the client has proved that it knows the secret and wants to reach this node.
+        # None until the client has proved that it knows the secret and wants to reach this node.
         self.keys: Keys | None = None
 
     @property
@@ -181,8 +181,8 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """The purpose of an authenticated client, as a byte. A client of a later version may send
-        one that the enum Purpose lacks."""
+        """The purpose of an authenticated client, as a byte. A client of a later version may send a
+        purpose that the enum Purpose lacks."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 

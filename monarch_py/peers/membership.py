@@ -1,9 +1,9 @@
 """The cluster: the daemons of one session that know of each other, one per node.
 
-The starter of the daemons (MPI, a test) creates a `Cluster` for each of them; the clusters differ
-only in `rank`. A cluster is passed to its daemon in memory, because the secret must not appear on a
-command line or in a file. A daemon gives its cluster only to root and to its own user, who needs it
-to restart a daemon that has ended.
+The starter of the daemons (MPI, a test) creates one `Cluster` object for each daemon. These objects
+differ only in `rank`. A `Cluster` is passed to its daemon in memory, because the secret must not
+appear on a command line or in a file. A daemon gives its `Cluster` only to root and to its own
+user, who needs the object to restart a daemon that has ended.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ class Member:
 
     name : the node's name, for messages
     host, port : the numeric address and the port where the daemon serves peers
-    quotas : the quotas of its tiers, fastest tier first [bytes]
+    quotas : the quotas of the daemon's tiers, fastest tier first [bytes]
     """
 
     name: str
@@ -50,6 +50,6 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The cluster's identifier: the same on all its nodes, different for every cluster, and not
-        secret."""
+        """The cluster's identifier. It is not secret, is the same on all nodes of the cluster, and
+        differs between clusters."""
         return hashlib.sha256(b"name" + self.secret).hexdigest()[:16]

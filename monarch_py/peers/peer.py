@@ -15,22 +15,21 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
 
-# After a failure the peer is not contacted for this time [s], and after each further failure for
-# twice as long as before. It is about the time that a daemon needs to restart.
+# After a failure the peer is not contacted for this time [s], which is about the time that a daemon
+# needs to restart. After each further failure in a row, the pause is twice as long as before.
 FIRST_PAUSE_S = 0.5
 # The longest of these pauses [s]. It limits how long a repaired link stays unused.
 LONGEST_PAUSE_S = 30.0
 # After a pause, one thread tries the peer, and the other threads wait for the result for at most
-# this long [s]. It is many times the duration of a live peer's handshake, and a small part of the
-# time that the first thread loses to a peer that hangs.
+# this long [s]. This time is many times the duration of a live peer's handshake. It is a small part
+# of the time that the first thread loses if the peer hangs.
 HEARSAY_S = 0.1
-# Failures that are usually caused by a third party rather than the peer; they are logged as
-# warnings.
+# Failures whose usual cause is a third party, not the peer. They are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
 class Peer:
-    """A node from which the engine fetches files, over the links that this object connects. The
+    """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
     connect : returns a new link (struct monarch_peer_link *) to the node of a rank, or raises
@@ -61,8 +60,8 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the peer may be contacted. During a pause after a failure it may not, and every
-        fetch from it fails at once."""
+        """Whether the peer may be contacted. During the pause after a failure it may not, and every
+        fetch from the peer fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:
@@ -98,9 +97,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. A failed exchange that
-            had begun before the last recorded failure belongs to the same incident, even if it
-            ended much later, and is not counted again
+        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. If a failed exchange
+            had begun before the last recorded failure, it belongs to the same incident, even if it
+            ended much later. It is not counted again
         """
         with self._lock:
             if status == PeerStatus.OK:

@@ -16,7 +16,8 @@ log = logging.getLogger("monarch.peers")
 
 # The time limit for sending an answer [s].
 TELL_LIMIT_S = 5.0
-# The largest number of answers in progress at a time. Clients beyond this number are disconnected.
+# At most this many answers are in progress at a time. A client that asks for a further answer is
+# disconnected.
 MOST_AT_A_TIME = 16
 # The longest answer that is accepted [bytes].
 MOST_BYTES = 4 << 20
@@ -33,8 +34,8 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
     """Asks the daemon of this rank and returns its answer. Raises Unreachable as `tcp.connected`
-    does, and also: TIMEOUT if the answer is not complete in time, FORGED if the answer was changed
-    on its way, REFUSED if the answer is too long."""
+    does. Also raises Unreachable: TIMEOUT if the answer is not complete in time, FORGED if the
+    answer was changed in transit, REFUSED if the answer is too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)

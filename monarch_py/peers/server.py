@@ -22,14 +22,14 @@ from monarch_py.peers.queries import StatusResponder
 
 # The number of threads that answer. A few suffice, since they wait only for this node's own disks.
 THREADS = 4
-# The largest number of clients at a time. It is the number of nodes in the largest clusters. Each
-# client takes 3 KB and a socket.
+# The largest number of clients at a time: as many as the largest clusters have nodes. Each client
+# takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept [s]. It should be kept from one burst of requests in an epoch to the
-# next.
+# How long an idle link is kept [s]. The time is long enough for the pauses between the bursts of
+# requests of an epoch.
 IDLE_LIMIT_S = 300.0
-# A peer is disconnected if it sends nothing for this time in the middle of a request, or receives
-# nothing for this time [s].
+# A peer is disconnected after this time without progress [s]: it sends nothing in the middle of a
+# request, or does not receive its answer.
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
 # deadlines only every 100 ms (TICK_MS in server.c), so its answer may be late. The clients' limits
@@ -37,12 +37,12 @@ STALL_LIMIT_S = 5.0
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time after it has connected [s].
 GREETING_LIMIT_S = 1.0
-# The largest number of connections that are not authenticated yet. If there are as many, a new one
-# replaces the oldest one, so that silent clients cannot keep other clients out.
+# The largest number of connections that are not authenticated yet. When it is reached, each new
+# connection replaces the oldest one, so that silent clients cannot keep other clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. It is long because the daemons of a large job all connect
-# at once. A connection for which the queue has no room loses its first packet, and its next attempt
-# comes a second later.
+# at once. If the queue has no room for a connection, the connection's first packet is lost, and is
+# sent again only a second later.
 BACKLOG = 1024
 # If accept(2) fails for lack of a descriptor or of memory, the next call is made after this pause
 # [s].
@@ -115,8 +115,8 @@ class PeerServer(ABC):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Keeps the server open during a call into C, which runs without the interpreter's lock.
-        Raises ValueError if the server is closed."""
+        """Keeps the server open during a call into C. Meanwhile other threads run, and one of them
+        might close the server. Raises ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")
@@ -217,8 +217,7 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so the room that is found here is still there
-            # below.
+            # Only this thread adds connections, so room that is found here is still free below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:

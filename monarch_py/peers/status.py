@@ -27,7 +27,7 @@ class Unreachable(Exception):  # noqa: N818 - a state of a peer, never shown to 
     """A peer cannot be reached.
 
     status : TIMEOUT, CUT (no process listens, or there is no route), REFUSED (another session),
-        FORGED (a tampered answer), or OTHER_NODE (the node of rank `who` answered instead of the
+        FORGED (an altered answer), or OTHER_NODE (the node of rank `who` answered instead of the
         intended one)
     """
 

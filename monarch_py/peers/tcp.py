@@ -14,9 +14,9 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # limit would not help after a lost first packet: TCP resends it only after a second, and by then
 # the source has answered.
 CONNECT_LIMIT_S = 0.8
-# Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S, so that the
-# server itself can report that the bytes are late, and the link stays usable. With this limit and
-# CONNECT_LIMIT_S, a read has waited less than 2 s when it turns to the source.
+# Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S: the server can
+# then report in time that the bytes are late, and the link stays usable. With this limit and
+# CONNECT_LIMIT_S, a read waits for less than 2 s before it goes to the source.
 FIRST_BYTE_LIMIT_S = 1.0
 # Limit for each further 256 KiB, and for the frame that ends a block [s]. It is longer than
 # server.WAIT_LIMIT_S for the same reason.
@@ -38,8 +38,8 @@ def connect_link(
     connect_s, first_byte_s, between_s : limits for connection and handshake, for the first bytes of
         an answer, and for each further 256 KiB [s]
     """
-    # Limits are rounded to milliseconds. None of them may become 0, because the kernel takes a
-    # timeout of 0 as no timeout.
+    # Limits are rounded to milliseconds. No limit may become 0, because for the kernel a timeout of
+    # 0 means no timeout.
     if min(connect_s, first_byte_s, between_s) < 0.001:
         raise ValueError("each time limit of a link must be at least 1 ms")
     bounds = [round(s * 1000) for s in (first_byte_s, between_s)]

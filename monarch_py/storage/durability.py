@@ -1,6 +1,6 @@
 """Makes the copies of a persistent tier durable: syncs the tier, then commits the manifest.
 
-One thread per tier owns the manifest and commits rows in batches; the daemon's loop only gives rows
+One thread per tier owns the manifest and commits rows in batches. The daemon's loop only hands rows
 to that thread.
 """
 
@@ -20,8 +20,8 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# The longest time that a row waits for further rows before the thread commits it [s]. Rows wait so
-# that one sync serves many copies.
+# The thread commits a row after at most this time [s]. Until then the row waits for further rows,
+# so that one sync serves many copies.
 BATCH_S = 1.0
 # Suffix of a damaged manifest that was set aside.
 SET_ASIDE = ".damaged"
@@ -34,8 +34,8 @@ class Keeper:
     cannot be used, and RuntimeError if no thread can be started.
 
     rows : (copies,) of manifest.ROW; empty after `take_rows`
-    must_check : the result of Manifest.begin_use: whether copies must be checked before they are
-        served
+    must_check : whether copies must be checked before they are served (the result of
+        `Manifest.begin_use`)
     broken : whether a commit has failed, so that the manifest lacks copies
     """
 
@@ -49,8 +49,8 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # Start the thread before `_open` marks the manifest as in use. If the thread could not be
-        # started afterwards, nothing would note a clean end.
+        # The thread is started before `_open` marks the manifest as in use. If its start failed
+        # after that, nothing would note a clean end.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -66,7 +66,8 @@ class Keeper:
         with damage_told(path), ExitStack() as undo:
             manifest = undo.enter_context(closing(Manifest(path)))
             if manifest.block_size != block_size_bytes:
-                # Checksums over blocks of another size cannot be compared.
+                # Checksums of blocks of different sizes cannot be compared, so all rows are
+                # removed.
                 if manifest.block_size:
                     self._why_no_rows = "block_size has changed"
                     manifest.change([], [int(n) for n in manifest.load()["copy"]])
@@ -80,8 +81,8 @@ class Keeper:
         return manifest
 
     def _set_aside(self, error: DamagedManifestError) -> None:
-        """Renames the damaged manifest, so that somebody can examine it later. Only the latest one
-        is kept; otherwise a disk that damages files would fill up with damaged manifests."""
+        """Renames the damaged manifest, so that somebody can examine it later. Only the latest
+        damaged manifest is kept. Otherwise a disk that damages files would fill up with them."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -94,9 +95,9 @@ class Keeper:
         )
 
     def reconcile(self) -> None:
-        """Makes the tier and its manifest agree. Removes copies without a row, and drops rows whose
-        copies are gone, differ from the row, or exceed the quota. Tells the tier of copies that
-        were lost."""
+        """Makes the tier and its manifest agree. Removes copies without a row. Removes rows whose
+        copies are gone, and both rows and copies that do not match or exceed the quota. Tells the
+        tier of copies that were lost."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -116,7 +117,7 @@ class Keeper:
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
         # A daemon that was killed may have left rows of copies that it had removed itself. So a row
-        # without its copy counts as a loss only after a clean end.
+        # without a copy counts as a loss only after a clean end.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
@@ -151,8 +152,8 @@ class Keeper:
             self._lock.notify()
 
     def distrust(self) -> None:
-        """Makes the next daemon check all copies. Call it if the check of some copies has not
-        ended."""
+        """Makes the next daemon check all copies. Call this method if the check of some copies has
+        not ended."""
         self._trusted = False
 
     def _work(self) -> None:

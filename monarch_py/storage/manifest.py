@@ -1,7 +1,7 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
 A row is written only after the tier was synced, so a copy that has a row is on the disk. After an
-unclean end or a reboot this is no longer certain, and each copy is checked before it is served.
+unclean end or a reboot this is no longer certain. Each copy is then checked before it is served.
 """
 
 import os
@@ -27,7 +27,7 @@ MASK = (1 << 64) - 1
 
 # One copy, as the validation of copies reads it. `hash` is the path's XXH3-64, not yet mixed with
 # the source's number. `source` is a number in Manifest.sources. `copy_ino` is the inode of the copy
-# itself; the manifest does not store it, and `Keeper.reconcile` takes it from the directory.
+# itself. The manifest does not store this number; `Keeper.reconcile` takes it from the directory.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -90,7 +90,7 @@ class Row:
 
 # SQLite's messages for errors that do not mean a damaged manifest: another process uses the
 # manifest, memory is short, or the disk is at fault. Every other error is about the file's content.
-# (Python gives the error codes only since 3.11.)
+# Messages are compared because Python provides the error codes only since 3.11.
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -131,9 +131,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Refuses a manifest or a journal (which SQLite opens by its name) that is not a regular file,
-    or that cannot be read and written. SQLite itself would follow a link, and report a directory or
-    a FIFO as a disk error. Raises DamagedManifestError."""
+    """Refuses a manifest that is not a regular file, or that cannot be read and written. Refuses
+    such a journal too, because SQLite opens the journal by its name. SQLite itself would follow a
+    link, and report a directory or a FIFO as a disk error. Raises DamagedManifestError."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -149,7 +149,7 @@ class Manifest:
     """The manifest of one tier. Only one thread may use it at a time.
 
     The constructor and the methods that read rows raise TierError if the file cannot be used now,
-    and DamagedManifestError if it can never be used.
+    and DamagedManifestError if a retry cannot help.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,8 +191,8 @@ class Manifest:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Checks every page, since damage to a page may not show until the page is written to.
-        Raises DamagedManifestError if a page is damaged."""
+        """Checks every page. Otherwise damage to a page might not be noticed until SQLite writes to
+        the page. Raises DamagedManifestError if a page is damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -200,8 +200,8 @@ class Manifest:
 
     def begin_use(self) -> bool:
         """Notes that a daemon writes here from now on. Returns whether the copies must be checked
-        before they are served, because the last daemon did not end cleanly or the machine has
-        rebooted since."""
+        before they are served: the last daemon did not end cleanly, or the machine has rebooted
+        since."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")

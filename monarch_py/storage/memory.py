@@ -1,8 +1,8 @@
 """Finds out how much more memory a RAM tier may take before the kernel kills a process of the job.
 
 The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. At the
-cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier's
-room is never more than what the cgroup leaves.
+cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier
+never gets more room than is free in the cgroup.
 """
 
 import os
@@ -22,8 +22,8 @@ LOOK_S = 1.0
 
 
 def _read(path: str | Path) -> bytes:
-    """Returns the whole file; nothing if it cannot be read. It makes plain system calls, because a
-    RAM tier reads several files 20 times a second while the tier is filled."""
+    """Returns the file's content; nothing if the file cannot be read. Plain system calls are used
+    for speed: while a RAM tier is filled, it reads several files 20 times a second."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -68,7 +68,7 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container the path may lie outside the mount; the mount itself is our group then.
+        # In a container the path may be outside the mount. Then the mount itself is our group.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found
@@ -81,7 +81,7 @@ def _left_in(group: str, v2: bool) -> int | None:
     used = _number(f"{group}/{'memory.current' if v2 else 'memory.usage_in_bytes'}")
     if used is None:
         return None
-    # The kernel frees clean page cache on demand, so it counts as available.
+    # Clean page cache counts as available, because the kernel frees it on demand.
     stats = _read(f"{group}/memory.stat")
     cache = _stat(stats, "inactive_file" if v2 else "total_inactive_file")
     return limit - used + min(cache, used) - int(limit * HEADROOM)
@@ -107,8 +107,8 @@ def available_bytes(
 
 
 class Memory:
-    """The available bytes, read once a second at most: the kernel may take long to sum up the
-    memory of a cgroup."""
+    """The available bytes. They are read at most once a second, because the kernel may take long to
+    sum up the memory of a cgroup."""
 
     def __init__(self) -> None:
         self._bytes, self._next_look_s = 0, 0.0

@@ -13,8 +13,8 @@ log = logging.getLogger("monarch.tiers")
 class OpenTiers:
     """The tiers of a configuration. The constructor raises TierError if none of them can be used.
 
-    tiers : by number; None for a tier that cannot be used. The owner of this object may append
-        further tiers, which `close` closes too
+    tiers : the tiers by number; None for a tier that cannot be used. The owner of this object may
+        append further tiers, which `close` closes too
     keepers : the keeper of each persistent tier, by number
     why : for each configured tier, why it is not used; "" for a tier in use
     """
@@ -63,7 +63,7 @@ class OpenTiers:
 
     def end_unused(self) -> None:
         """Ends the keepers of a daemon that has served nothing. A tier that was clean stays clean.
-        If a tier's copies had to be checked, the next daemon must check them too."""
+        If a tier's copies had to be checked, the next daemon has to check them."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()

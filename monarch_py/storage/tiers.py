@@ -1,8 +1,8 @@
 """A tier on this node: its directory, its lock, and its room.
 
 Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
-and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session lies
-in monarch-<uid>/staging-<key of the session>, so it can share a mount point with a tier or with
+and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session is in
+monarch-<uid>/staging-<key of the session>. So it can share a mount point with a tier, or with
 another session's staging area.
 """
 
@@ -30,20 +30,22 @@ from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
 
-# Bytes that a copy takes besides its blocks: its name in the directory, and its row in the manifest
-# with a path of typical length. The manifest's size on the disk accounts for longer paths.
+# Bytes that a copy takes besides its blocks. NAME_BYTES: its name in the directory. ROW_BYTES: its
+# row in the manifest, with a path of typical length. The manifest's size on the disk accounts for
+# longer paths.
 NAME_BYTES, ROW_BYTES = 64, 448
 # Room kept free on the file system, whatever the quota is, for manifest and directories [bytes].
 MARGIN_BYTES = 1 << 20
 # Room kept free for a catalog that grows on the tier's file system [bytes], but never more than
-# half of the file system. It is enough for three million files.
+# half of the file system. This room is enough for three million files.
 CATALOG_BYTES = 1 << 30
 # Reading the free memory takes a millisecond, and reading the size of the directory takes several
-# calls. The daemon places small files in up to a thousand portions a second, so it keeps each value
-# for LOOK_S [s]. It reads the free memory again earlier if more than LOOK_BYTES were filled
+# calls. The daemon places small files in up to a thousand portions a second, so it keeps both
+# values for LOOK_S [s]. It reads the free memory earlier if more than LOOK_BYTES were filled
 # meanwhile.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
-# Errors that say nothing about a tier: the process or the node has no descriptor left for now.
+# Errors that say nothing about a tier: the process or the node has no free descriptor at the
+# moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
@@ -91,9 +93,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Refuses a mount point below which another user could replace the directory of copies by one
-    of their own. Raises TierError if this is certain, and logs a warning if this process cannot
-    decide it."""
+    """Refuses a mount point below which another user could replace the directory of copies by a
+    directory of their own. Raises TierError if this is certain, and logs a warning if this process
+    cannot decide it."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -119,8 +121,8 @@ def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
     if holder.config == str(config):
         return (
             f"tier {mount_point} is held by another daemon of this configuration ({holder}), and"
-            " goes unused here: to use that daemon, set MONARCH_SHM as it was set for it; otherwise"
-            " end that daemon"
+            " goes unused here: to use that daemon, set MONARCH_SHM to the value with which that"
+            " daemon was started; otherwise end that daemon"
         )
     return (
         f"{held}; it goes unused here: give {config.name} a directory of its own, for example"
@@ -141,7 +143,7 @@ class Tier:
     below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is that
         directory itself
     config_file : configuration of the daemon that opens the tier; None for a command
-    usable : whether new copies may be placed
+    usable : whether new copies may be placed here
     used_bytes, used_inodes : what the copies take, including copies that are being written
     lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none is lost
     gone : why the directory cannot be trusted any more; "" while it can
@@ -153,15 +155,16 @@ class Tier:
         self.config = config
         self.usable, self.lost, self.gone = True, "", ""
         self.used_bytes = self.used_inodes = 0
-        self.reserved_bytes = 0  # part of used_bytes: promised to fills that have not ended
+        self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
         # Copies that took more than their rounded size: copy number -> bytes beyond that size.
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set once the disk was full before the quota was used up
-        # `_memory_bytes` is the free memory at the last look, `_next_look_s` the time of the next
-        # look, and `_filled_bytes` what was filled since the last look, less what was removed.
+        self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
+        # `_memory_bytes` : the free memory when it was last read. `_next_look_s` : when it is to be
+        # read again. `_filled_bytes` : the bytes filled since the last reading, less the bytes
+        # removed.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
-        # `overhead_bytes` at the last look, and the time of the next look.
+        # The last result of `overhead_bytes`, and when it is to be computed again.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -170,7 +173,8 @@ class Tier:
                 private_directory(path, "choose another mount_point")
             self._lock = self._hold(config_file)
             try:
-                # Errors are left to private_directory, which creates the directory itself then.
+                # If make_apart fails, private_directory creates the directory, or reports the
+                # error.
                 with suppress(OSError):
                     make_apart(self.copies)
                 private_directory(self.copies, "choose another mount_point")
@@ -220,7 +224,8 @@ class Tier:
         (copies,) of LISTED. Files with other names are not ours.
 
         is_sound : whether this is a regular file of the user, with one name and a copy's mode.
-            Anything else was not made by Monarch, and a FIFO or a link would mislead its reader.
+            Anything else was not made by Monarch; its reader could hang at a FIFO, or follow a
+            link.
         """
         # Use a generator. The memory of a list of a million tuples would stay with the process
         # after the list is freed.
@@ -266,8 +271,8 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """A copy number larger than all that earlier daemons gave: the microseconds since 1970. A
-        daemon counts up from there, and makes fewer than a million copies a second."""
+        """A copy number larger than all numbers of earlier daemons: the microseconds since 1970. A
+        daemon counts up from this number, and makes fewer than a million copies a second."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -288,8 +293,8 @@ class Tier:
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """Bytes of the quota that the tier's directories and the manifest leave for copies. Raises
-        OSError if they cannot be examined."""
+        """The part of the quota that is not taken by the tier's directories and the manifest
+        [bytes]. Raises OSError if these cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:
@@ -298,14 +303,14 @@ class Tier:
                 if error.errno not in NO_DESCRIPTOR:
                     raise
             self._next_overhead_s = now_s + LOOK_S
-        # The second term estimates the overhead from the copies, because the manifest's rows of
-        # recent copies are not written yet.
+        # The second term estimates the overhead from the number of copies, because the manifest
+        # does not contain the rows of recent copies yet.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self, *, is_shared: bool = False) -> TierRoom:
-        """The room for new copies now: the minimum of what the quota, the file system and, for a
-        RAM tier, the memory cgroup leave.
+        """The room for new copies now: the least of the room in the quota, the room on the file
+        system and, for a RAM tier, the free memory.
 
         is_shared : whether the catalog grows on the tier's file system, so that room must be kept
             for the catalog
@@ -326,8 +331,8 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory_left() - self.reserved_bytes)
-        # With less than a block, report no room at all: even an empty file takes room for its name,
-        # and fills must not retry on a full disk forever.
+        # If less than a block is free, report no room at all. Even an empty file takes room for its
+        # name, and fills must not be retried on a full disk forever.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
@@ -369,7 +374,7 @@ class Tier:
             self._next_look_s = 0
 
     def give_back(self, size: int) -> None:
-        """Frees the room that was reserved for a fill which failed and took nothing."""
+        """Frees the room of a failed fill that has left nothing on the tier."""
         self.reserved_bytes -= self.rounded(size)
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
@@ -401,8 +406,8 @@ class Tier:
         return os.fstat(self.fd).st_dev == device
 
     def is_in_place(self) -> bool:
-        """Whether the tier's path still leads to the directory that is held open here. Also True
-        if the file system returns an error, because every open of a copy then fails too."""
+        """Whether the tier's path still leads to the directory that this object has open. If the
+        file system returns an error, the result is True: every open of a copy then fails anyway."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -418,8 +423,8 @@ class Tier:
         log.warning("%s", self.lost)
 
     def fail(self, error: int) -> None:
-        """Stops placing copies here, after an error (an errno) of the file system. Copies that can
-        still be read are still served."""
+        """Stops placing copies here after an error of the file system. Copies that can be read are
+        still served. error : the errno"""
         if self.usable:
             log.warning("%s", self.broken(OSError(error, os.strerror(error))))
         self.usable = False
@@ -440,7 +445,7 @@ class Tier:
         """Releases the lock, so that the next daemon can hold the tier.
 
         is_used : whether threads that cannot be ended may still use the directory's descriptor. If
-            so, the descriptor stays open until the process ends
+            so, this descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
             with suppress(OSError):  # the descriptor is closed even if the file system is broken

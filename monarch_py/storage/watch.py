@@ -1,7 +1,8 @@
 """Watches whether the tiers' paths still lead to the directories that the daemon holds open.
 
-Clients open copies by path. Once a path leads elsewhere, or another user could make it do so, the
-daemon gives the tier up. The daemon itself uses the directory's descriptor, never the path.
+Clients open copies by path. The daemon gives a tier up once the tier's path leads elsewhere, or
+once another user could make it lead elsewhere. The daemon itself uses the directory's descriptor,
+never the path.
 """
 
 import threading
@@ -36,7 +37,7 @@ class TierWatch:
                     self._found(number, why)
 
     def close(self) -> None:
-        """Ends the watch, without waiting for a look that hangs. No further call of `found`
+        """Ends the watch, without waiting for a check that hangs. No further call of `found`
         begins."""
         self._ends.set()
 
@@ -46,7 +47,7 @@ def _why_not_trusted(tier: Tier) -> str:
         return why_gone(tier.config.mount_point)
     try:
         found = doubts(tier.config.mount_point)
-    except OSError:  # perhaps a passing error of the file system: the next look decides
+    except OSError:  # perhaps a passing error of the file system: the next check decides
         return ""
     certain = (doubt for doubt in found if doubt.is_certain)
     return next((why_refused(tier.config.mount_point, doubt) for doubt in certain), "")

@@ -425,7 +425,7 @@ def test_a_tier_that_is_held_by_this_configurations_daemon_of_another_session(
     assert findings["tier"]["found"] == (
         f"tier {served.tiers[0]} is held by another daemon of this configuration"
         f" (process {served.daemon.pid}), and goes unused here: to use that daemon, set"
-        " MONARCH_SHM as it was set for it; otherwise end that daemon"
+        " MONARCH_SHM to the value with which that daemon was started; otherwise end that daemon"
     )
 
 

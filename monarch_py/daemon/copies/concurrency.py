@@ -14,12 +14,11 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
 # if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# A trial that pays is followed at once by a trial in the same direction. After a trial that does
-# not pay, the width (the number of concurrent fills) gets its earlier value again, and keeps it for
-# some windows before the next trial. After the trial of a smaller width, it keeps the value for
-# HOLD windows. After the trial of a larger width, it keeps the value for twice as many windows as
-# the last time, but for at most HOLD. The doubling starts from FIRST_HOLD, and starts again after
-# an increase that pays.
+# A trial changes the width, which is the number of concurrent fills. A trial that pays is followed
+# at once by a trial in the same direction. After a trial that does not pay, the width is set back,
+# and kept for some windows (the hold). The hold is HOLD windows after the trial of a smaller width.
+# After the trial of a larger width, the hold is twice the last hold, but at most HOLD. An increase
+# that pays sets the hold back to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
 # After a decrease because programs waited, the width is kept for this many windows; by then the
 # cause of the wait may be gone.
@@ -31,11 +30,12 @@ SOME_FILES, ALIKE = 8, 1.5
 # MEMORY_S [s]. If they are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# If opens still take more than HELPED times their earlier time after IN_VAIN such decreases in a
-# row, it is not the fills that make programs wait, and the decreases are undone.
+# After IN_VAIN such decreases in a row, the opens are compared with those before the decreases. If
+# the opens still take more than HELPED times as long, the fills are not what makes programs wait,
+# and the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : the mean time of fewer opens is not judged.
-# LEAST_S : a mean over less time cannot become the least one [s].
+# LEAST_S : a mean over less than this time cannot become the least mean [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -45,8 +45,8 @@ class Counted:
 
     n_bytes, files : bytes that fills have read from the sources, and files that they have read to
         the end
-    opens, open_s : opens that programs made at the sources themselves, and the time that these took
-        together [s]
+    opens, open_s : opens that programs made at the sources themselves, and the total time of these
+        opens [s]
     """
 
     n_bytes: int = 0
@@ -57,12 +57,13 @@ class Counted:
 
 class Delay:
     """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
-    6817), the current wait is compared with the least wait of the last minute, which already
-    includes the wait that programs cause each other. Only opens are judged, because the time of a
-    read depends on its size."""
+    6817), the current wait is compared with the least wait of the last minute. The least wait
+    already includes the wait that programs cause each other. Only opens are judged, because the
+    time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # (until when the mean counts, mean time of an open) [s]
+        # The complete means of the last MEMORY_S: (when the mean expires, mean time of an open)
+        # [s].
         self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, their time)
         self._before = (0, 0.0)
@@ -117,8 +118,8 @@ class Delay:
 
 class ReadsInFlight:
     """Controls the width, which is the number of concurrent fills. It seeks the smallest width with
-    nearly the highest throughput (bytes or files per second), and reduces the width when programs
-    wait for the source because of the fills.
+    nearly the highest throughput (bytes or files per second). It reduces the width if the fills
+    make programs wait for the source.
 
     Sources differ by orders of magnitude. A source of high latency needs many concurrent reads; at
     a source that is limited by its bandwidth, more reads only make each other wait. So the width is
@@ -138,16 +139,16 @@ class ReadsInFlight:
         self._down = True  # whether the last trial was a smaller width
         self._hold = FIRST_HOLD
         self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
-        self._backs = 0  # decreases since programs last waited no longer than usual
+        self._backs = 0  # decreases since the last time that programs' waits were usual
         # The state before the first of these decreases: the width, and the time of an open [s].
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
-        self._was_full = True  # whether `is_full` held all the time since `_since`
+        self._was_full = True  # whether `is_full` was True all the time since `_since`
 
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """Returns the width to use from now on.
 
-        is_full : whether more fills are wanted than run now; otherwise the rates say nothing about
+        is_full : whether more fills are wanted than run now; if not, the rates say nothing about
             the width
         """
         self._was_full &= is_full
@@ -183,10 +184,11 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. In two cases the fills are not the cause, but a
-        busy machine or other users of the source: the width is the least already, or earlier
-        decreases have not helped. Then the least wait is measured anew, so that the present wait
-        counts as usual, and decreases that have not helped are undone."""
+        """Reduces the width because programs wait. In two cases the fills cannot be the cause of
+        the wait: the width is the least already, or earlier decreases have not helped. The cause is
+        then a busy machine, or other users of the source. In these cases the least wait is measured
+        anew, so that the present wait counts as usual. Decreases that have not helped are
+        undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -254,8 +256,8 @@ class _Rate:
     def growth_over(self, before: "_Rate") -> float:
         """Returns the factor by which the rate has grown. If the files are of the same kind as
         before, this is the larger one of the factors for bytes and for files. Otherwise it is the
-        smaller one, because larger files bring more bytes, and smaller ones more files, without any
-        gain. If few files arrived, it is the factor for bytes."""
+        smaller one of the two: larger files bring more bytes, and smaller files more files, without
+        any gain. If few files arrived, it is the factor for bytes."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -18,7 +18,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# A second change of a file within this time may leave the timestamps of the first change [s].
+# If a file changes twice within this time, its timestamps may not show the second change [s].
 TIME_STEP_S = 2.0
 # The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
 # removals are unfinished.
@@ -60,8 +60,7 @@ class Copies:
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies whose files are not removed yet. Until then, they occupy
-        room."""
+        """The number of dropped copies whose files are not removed yet and still occupy room."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
@@ -73,7 +72,7 @@ class Copies:
 
     def made(self, results: Array) -> Bools:
         """Processes the results (n,) of successful fills and checks. The engine has published
-        nearly all of these copies already; the rest are published or dropped here. Returns (n,)
+        nearly all of these copies already. All others are published or dropped here. Returns (n,)
         whether each copy is published."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
@@ -83,7 +82,7 @@ class Copies:
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
-        # but not yet the copy. Such a copy is dropped here.
+        # of the change, but not yet the copy. Such a copy is dropped here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
@@ -131,7 +130,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies; a warning says so, once until copies can be published again."""
+        copies. The first failure is logged, and so is the first failure after each success."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -242,9 +241,9 @@ class Copies:
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
-        # The entry's word keeps the copy's tier and number until the copy's file is removed. With
-        # them, open descriptors of the copy lead back to the entry. They also tell that no new copy
-        # can be made yet.
+        # The entry's word keeps the copy's tier and number until the copy's file is removed. Until
+        # then, open descriptors of the copy are recognised by these numbers, and no new copy can be
+        # made.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -268,8 +267,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine a batch of copies to remove. Each copy counts against the quota until
-        its file is removed, so that the quota is never exceeded."""
+        """Hands the engine a batch of copies to remove. A copy counts against the quota until the
+        engine has removed it, so that the quota is never exceeded."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:
@@ -308,7 +307,7 @@ class Copies:
 
     def drop_changed(self) -> None:
         """Drops the copies of files that a client has changed. Clients do not open these copies any
-        more; dropping them frees their room."""
+        more, so their room can be freed."""
         self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:

@@ -55,20 +55,21 @@ def is_passing(result: Any) -> bool:
 # Programs may hand over files before the catalog knows them. At most this many such files are taken
 # at a time.
 UNMET = 512
-# At most this much of a tier's room is granted at a time [bytes], so that the free memory and disk
-# space are checked again before more is used.
+# At most this much of a tier's room is granted to the engine at a time [bytes]. The free memory and
+# disk space are checked again before each grant.
 GRANT_BYTES = 64 << 20
 # Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
 # a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory,
 # which is measured every MEMORY_LOOK_S [s].
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # While the sources are being read, at most this many background fetches from peers (fetches that no
-# reader waits for) run at a time. Otherwise the limit adapts, but is never lower.
+# reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
+# lower.
 LEAST_FETCHES = 2
 # Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# tell whether the sources are fast. Before that, programs' opens tell it, once there were
-# SOME_OPENS opens: the sources are fast if the mean open takes less than AT_HAND_S [s]. An open
-# that asks a server takes longer.
+# show whether the sources are fast. Before that, programs' opens show it, if there were at least
+# SOME_OPENS: the sources are fast if the mean open takes less than AT_HAND_S [s]. An open that asks
+# a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and their opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -80,8 +81,8 @@ class Engine:
 
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
-    reads_ahead : whether PAGE_IN orders are accepted. Only every second thread does them, so that a
-        tier that hangs cannot block all threads; an engine with one thread does none
+    reads_ahead : whether PAGE_IN orders are accepted. Only every second thread does such orders, so
+        that a tier that hangs cannot block all threads. An engine with one thread does none
     packs : the packs from which the threads read small files
     """
 
@@ -177,8 +178,8 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for (n,) entries, which run in the given order. Orders for files in use run
-        before orders for other files.
+        """Queues orders for (n,) entries. The orders run in this order, but orders for files in use
+        run before orders for other files.
 
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
@@ -238,15 +239,16 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends earlier if a reader waits for a file that
-        the grant leaves to Python, or if a fill ends whose copy the engine could not publish.
-        Returns whether either has happened since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends earlier in two cases: a reader waits for a
+        file that the grant leaves to Python; or a fill ends, and the engine could not publish its
+        copy. Returns whether one of the two has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of (n,) entries, except fills that a thread has begun, fills of files
-        in use, and fills for which a descriptor from a program waits. Cancelled fills appear among
-        the results at once, with status ABANDONED. Returns how many were cancelled."""
+        """Cancels the fills of (n,) entries, with three exceptions: fills that a thread has begun,
+        fills of files in use, and fills for which a program has handed over a descriptor. Cancelled
+        fills appear among the results at once, with status ABANDONED. Returns how many were
+        cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
@@ -314,8 +316,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """Returns how many concurrent reads are affordable. The buffers of more reads would take so
-        much memory that the kernel might kill the job."""
+        """Returns how many concurrent reads are affordable. With more reads, their buffers would
+        take so much memory that the kernel might kill the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -331,10 +333,10 @@ class Engine:
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may do background fills. Where the sources are fast, programs
-        need the processors more than fills do: fills then use all threads only while a processor is
-        idle. While none is idle, one thread fills, to notice when a source is no longer fast. While
-        programs' own opens show that the sources are fast, even that thread works only part of the
-        time."""
+        need the processors more than fills do, so fills use all threads only while a processor is
+        idle. While no processor is idle, one thread fills, to notice when a source is no longer
+        fast. If programs' own opens show that the sources are fast, and no other node waits for
+        fills, even this thread works only part of the time."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -375,8 +377,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
-        keeps their descriptors for 50 ms or longer (csrc/handover/kept.c); their fills should be
-        ordered meanwhile."""
+        keeps their descriptors for 50 ms or longer (csrc/handover/kept.c); the files' fills should
+        be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

@@ -1,12 +1,12 @@
-"""Evicts copies from tiers by a plan, for files that are used sooner (Lobster 4.4).
+"""Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
 Copies are evicted in the order of their next use, the most distant one first (Lobster's rules of
 reuse count and reuse distance). A copy that is used neither in the rest of this epoch nor in the
-next one counts as more distant than any known use. Of the files to be fetched ahead, the one used
+next one counts as used later than all others. Of the files to be fetched ahead, the one used
 soonest gets the room. A copy is evicted for such a file only if the second next use of the file
 comes before the next use of the copy (Lobster's rule of coordination with prefetching;
-`policies.eviction.exchange`). Copies are evicted only under a plan, while the coming uses are known
-and a file needs room.
+`policies.eviction.exchange`). Copies are evicted only under a plan, and only while the coming uses
+are known and a file needs room.
 """
 
 import math
@@ -28,8 +28,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most every LOOK_S [s], and takes at most the share SHARE of
 # the time.
 LOOK_S, SHARE = 0.1, 0.05
-# The files that were given room by eviction, and whose fill has not begun, have at most this total
-# size; a single file may exceed it [bytes].
+# The files for which eviction has made room, but whose fill has not begun, have at most this total
+# size [bytes]. A single file may exceed it.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier
 # for eviction: those whose next use is farthest in the future.
@@ -65,8 +65,8 @@ class Evictions:
         self._copies, self._policy = copies, policy
         self._foresee, self._may_go = foresee, may_go
         self._next_look_s = 0.0
-        # A thread computes the uses: with a million files this takes longer than an iteration of
-        # the loop may take.
+        # A thread computes the uses, because for a million files this takes longer than an
+        # iteration of the loop may take.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}

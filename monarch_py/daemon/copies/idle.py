@@ -29,7 +29,8 @@ class IdleCores:
 
     @staticmethod
     def _look() -> tuple[float, float]:
-        """Returns the idle time and the whole time of the processors, each summed over all [s]."""
+        """Returns the idle time and the whole time of the processors, each summed over all
+        processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
         # psutil lists only processors that are online. Where some are offline, the positions in its
         # list may differ from the numbers that sched_getaffinity gives. If no number matches, all

@@ -29,7 +29,7 @@ def _open(pack: Path) -> int:
 
 class Packs:
     """The packs that the configuration names. The engine's threads read small files from them. If a
-    pack cannot be used, this is logged, and the pack's files are read one by one.
+    pack cannot be used, this class logs it, and the pack's files are read one by one.
 
     engine : struct monarch_engine *
     """
@@ -69,8 +69,7 @@ class Packs:
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
         """Returns (n,) files in the order in which they are best read. Files in packs are sorted by
-        source and by their position in the pack; the sorted files take the places in the array that
-        files in packs had before."""
+        source and by their position in the pack. All other files keep their places in the array."""
         if not self._used or len(ids) < 2:
             return ids
         places = np.empty(len(ids), dtype=np.int64)

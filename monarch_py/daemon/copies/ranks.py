@@ -30,11 +30,12 @@ MOST_OF_TIME = 0.02
 MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
 # best division; its cost grows with the square of the number of slices. With more than
-# MOST_SEARCHED ranks, nothing is searched: each rank gets slices in proportion to its load, as the
-# search would find with many thin slices.
+# MOST_SEARCHED ranks there is no search: each rank gets slices in proportion to its load. A search
+# with many thin slices would find the same.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load. The readers of a rank wait for a
-# bounded time (csrc/preload/fill/demand.c), which must not run out because other ranks miss more.
+# bounded time (csrc/preload/fill/demand.c). This time must not run out because other ranks miss
+# more.
 LEAST_LOAD = 0.25
 # The policy takes integers, so loads are given to it in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
@@ -122,8 +123,8 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns (active,) how much each of these ranks loads next. Without a plan, this is the
-        share of the opened bytes that the rank has missed: all ranks of a job read equally much in
-        a step, so their shares are comparable."""
+        share of its opened bytes that the rank has missed. All ranks of a job read equally much in
+        a step, so these shares are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -18,8 +18,7 @@ from monarch_py.native import JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
 # At most this many copies, and at most this many bytes, are being read at a time. The limits are
-# low because a file that is needed sooner may become known at any moment, and should not wait
-# behind many reads.
+# low, so that a file that is needed sooner does not wait behind many reads.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
@@ -54,9 +53,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies be paged in. Of (n,) files in the order of their use, takes those that
-        `wants` selects, from the first one on, up to MOST_FILES and MOST_BYTES. The engine does
-        these orders after all orders that programs wait for."""
+        """Orders that copies be paged in: of (n,) files in the order of their use, the first ones
+        that `wants` selects, within the limits MOST_FILES and MOST_BYTES. The engine first does all
+        orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -79,9 +78,9 @@ class ReadAhead:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes (n,) files whose fill has been ordered or has just ended: the pages of a new copy
-        are in memory already. The caller reports a fill already when it is ordered, because
-        programs can open the copy before the fill's result is processed."""
+        """Notes (n,) files whose fill was ordered or has just ended. The pages of a new copy are in
+        memory already. The caller reports a fill as soon as it is ordered, because programs can
+        open the copy before the fill's result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

@@ -83,8 +83,8 @@ class Staging:
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
-        # The staged files, in the order of their arrival or last open. A copy that was dropped for
-        # another reason stays in the list until `_drop` reaches it.
+        # The staged files, in the order of their arrival or last open. A copy that another part of
+        # the daemon has dropped stays in the dict until the next `_drop`.
         self._entries: dict[int, None] = {}
         self.refused: list[Ids] = []  # files left to the source until the area changes
         self.staged = self.dropped = 0
@@ -135,8 +135,8 @@ class Staging:
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until need_bytes of room are free, or will be once the dropped copies are
-        removed. Copies whose next use comes before `least_use` (a distance as in
+        """Drops copies until need_bytes [bytes] are free, or will be free once the dropped copies
+        are removed. Copies whose next use comes before `least_use` (a distance as in
         `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still to be
         removed."""
         if self.tier is None:
@@ -149,8 +149,8 @@ class Staging:
 
     def _drop(self, bytes_: int, least_use: int) -> None:
         """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Among copies
-        with the same next use, and among copies without a known one, the copy that arrived or was
-        opened longest ago is dropped first."""
+        with the same next use, and among copies without a known next use, the copy that arrived or
+        was opened longest ago is dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -168,8 +168,8 @@ class Staging:
     # --- no room --------------------------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source at once, because readers wait and no copy can be dropped
-        for the files now. When the area changes, the files become ABSENT, so that their next open
+        """Leaves (n,) files to the source, because readers wait, and no copy can be dropped for
+        these files now. When the area changes, the files become ABSENT, so that their next open
         requests them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)

@@ -36,9 +36,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts the copies of earlier sessions that the scan has found to match their files. They
-        are published at once, unless the copies of their tier must be checked; then each copy is
-        published once its check has succeeded."""
+        """Adopts the copies of earlier sessions that the scan has found to match their files. If
+        the copies of a tier must be checked, each of them is published once its check has
+        succeeded. All other copies are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
@@ -67,8 +67,8 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Processes the result of a check that was abandoned, that could not run, or that found
-        damage."""
+        """Processes the result of a check that did not succeed: it was abandoned, it could not run,
+        or it has found damage."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

@@ -1,9 +1,9 @@
 """`prefetch: auto`: once programs read through a directory, fills its other files ahead of time.
 
 In a cluster, each file has a home, which is the node that reads the file from the source for all
-nodes. Each node first fills the files whose home it is. It fetches other nodes' files only while a
-processor is idle, so that no program is slowed down. There is no hurry: once another node has a
-copy, a fetch from it is fast.
+nodes. Each node first fills the files that have their home on it. It fetches all other files only
+while a processor is idle, so that no program is slowed down. These fetches are not urgent, because
+a fetch from a node that has a copy is fast.
 """
 
 import os
@@ -22,7 +22,7 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled once NAMES of its files were read to their end. All subdirectories of a
-# directory are filled once NAMES of them hold, at any depth, a file that was read to its end.
+# directory are filled once files were read to their end in, or anywhere below, NAMES of them.
 NAMES = 4
 # Of the files read to their end between two iterations, at most this many are examined; a few are
 # enough to recognise the directory that programs read.
@@ -141,8 +141,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often: more is prefetched once programs have opened the
-        prefetched copies, and these opens do not wake the loop."""
+        """Whether the loop should iterate often. Once programs have opened the prefetched copies,
+        more is prefetched, but these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -156,8 +156,8 @@ class DirectoryPrefetch:
         """Notes what programs have done since the last iteration.
 
         opened : (n,) files that they have opened
-        unmet : (m,) files that they opened before the catalog knew them. Their reads were not
-            observed; small ones count as read to their end
+        unmet : (m,) files that programs opened before the catalog knew them. Their reads were not
+            observed; the small ones among these files count as read to their end
         """
         if not self.is_on:
             return
@@ -242,19 +242,20 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All files but the first are put back. Otherwise a large first file could block the
-            # files behind it forever.
+            # All files are put back, except the first one. A large first file could otherwise block
+            # the files behind it forever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
-        # Clients must note opens before the first copy is there, so that its first open is counted.
+        # Clients must record opens before the first copy is published, so that the copy's first
+        # open is counted.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Examines further entries of the catalog until `most` files are ready to be ordered.
-        Returns whether it has stopped earlier, because ENTRIES entries were examined."""
+        """Examines further entries of the catalog until `most` files are ready to be ordered, but
+        at most ENTRIES entries. Returns whether it has stopped at ENTRIES."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -288,9 +289,9 @@ class DirectoryPrefetch:
         for it.
 
         A file gets this room only when it is used for the second time, because its first use does
-        not tell which files the program reads. A program that reads all files once an epoch still
-        comes to the prefetched files, so their copies should stay. A program that reads only a part
-        of the files comes back to that part, so the unused copies can go.
+        not show which files the program reads. A program that reads all files once an epoch will
+        still use the prefetched copies, so these should stay. A program that reads only a part of
+        the files returns to that part, so the unused copies can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -309,7 +310,7 @@ class DirectoryPrefetch:
 
     def _put_back(self) -> None:
         """Forgets the found files whose fill is still to be ordered, because a new directory comes
-        first. They will be found again later."""
+        first. `_find` will find these files again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -317,8 +318,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Restarts at the first entry of every directory. Files that were skipped because a command
-        had requested them are ABSENT again now that the command was cancelled, so they can be
+        """Restarts at the first entry of every directory. Files were skipped if a command had
+        requested them. Now that the command was cancelled, they are ABSENT again and can be
         prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]

@@ -56,8 +56,7 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Other users have filled the file system for now, so the next staged file would not fit
-            # either.
+            # Other users have filled the file system for now, so a retry would not fit either.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -102,7 +101,8 @@ class FailedFills:
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
         self._requests.try_again(in_use)
-        # Files that are no longer WANTED were cancelled, or opened by programs, in the meantime.
+        # Files that are no longer WANTED were cancelled, or were opened by programs, while they
+        # were postponed.
         ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
@@ -112,8 +112,8 @@ class FailedFills:
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """Retries the fill of a file that differs from what the scan saw, or that has changed
-        during its fill. After TRIES tries, or if the path is not that of a file any more, the file
-        is left to the source."""
+        during its fill. The file is left to the source after TRIES tries, or if its path no longer
+        names a file."""
         catalog = self._shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self._copies.doubt(entry)

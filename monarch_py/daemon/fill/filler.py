@@ -30,15 +30,14 @@ from monarch_py.storage.tiers import Tier
 log = logging.getLogger("monarch.filler")
 
 # The engine has at most this many orders at a time of each kind: fills from sources for files in
-# use, fills from peers for files in use, and orders for other files. That is enough that its
-# threads never wait for Python, and few enough that a million requested files take little memory
-# (an order takes about 500 bytes).
+# use, fills from peers for files in use, and orders for other files. With so many, its threads
+# never wait for Python. An order takes about 500 bytes, so a million orders would take much memory.
 ORDERS = 2048
-# The background fills that the engine has at a time have at most this total size, because their
-# room is reserved already [bytes].
+# The total size of the background fills that the engine has at a time is limited to this, because
+# their room is reserved already [bytes].
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered whatever their size, so that a thread that ends a fill
-# finds another one.
+# can begin another one.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long, other nodes keep the files that the node should
@@ -92,12 +91,13 @@ class Filler:
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
-        # Tiers on the catalog's file system, where `rooms` leaves room for the catalog.
+        # The tiers on the catalog's file system. In these tiers, `rooms` leaves room for the
+        # catalog.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When files that this node should keep were last refused for lack of room, and when the
-        # current series of such refusals began [s].
+        # When files that this node should keep were last refused for lack of room [s], and when the
+        # present series of such refusals began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
@@ -127,9 +127,8 @@ class Filler:
     def end_turn(self) -> None:
         """Grants the engine room: until the next iteration, the engine orders fills of files that
         readers wait for, and places them where the filler would. The grant has no room while a plan
-        assigns files to tiers. It has no room either if no fill was ordered for GRANTED_S: the loop
-        then need not query the tiers for their room, so that a tier that hangs does not block the
-        loop."""
+        assigns files to tiers. It has no room either if no fill was ordered for GRANTED_S. The loop
+        then need not ask the tiers for their room, so a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -216,9 +215,9 @@ class Filler:
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders a portion of the files to be filled ahead. Returns True if the engine could take
-        more although ORDERS files were tried, because many of them had no room in any tier. The
-        caller may then try the next files at once."""
+        """Orders a portion of the files to be filled ahead. If many files have no room in any tier,
+        this method stops after ORDERS files, although the engine could take more. The result is
+        then True, and the caller may try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -251,8 +250,8 @@ class Filler:
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
         """Orders a fill of each WANTED file among (n,) files. Returns the number of orders. A file
-        that is named twice is filled once: only one of two copies would be published, and the other
-        would occupy room."""
+        that is named twice is filled once. Of two copies only one would be published, and the other
+        one would occupy room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
@@ -341,8 +340,8 @@ class Filler:
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
-        copies may be dropped for a file, the file waits for the room of these copies; copies of
-        datasets that are not configured are dropped first. All other files are staged. Without a
+        copies may be dropped for a file, the file waits for the room of these copies. (Copies of
+        datasets that are not configured are dropped first.) All other files are staged. Without a
         staging area, the source serves them at once, because readers wait; their fills are retried
         when no fill runs any more."""
         if not len(ids):
@@ -387,7 +386,7 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # Requests for other nodes' files without a copy are given up too, because these files would
+        # Other nodes' files that have no copy here yet are given up too, because their copies would
         # occupy the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
@@ -399,9 +398,9 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have found no room for LACKS_S. A shorter lack means nothing: running fills
-        are counted twice, as reserved and as used on the disk, and memory may be short for a
-        moment."""
+        """Whether files have found no room for LACKS_S. A shorter lack of room means nothing:
+        running fills are counted twice, as reserved and as used on the disk, and memory may be
+        short for a moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -440,8 +439,8 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from it.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # While a scan still finds files, nothing is retried if a tier lies on the catalog's file
-        # system, because `rooms` keeps room free there for the files' entries.
+        # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
+        # If there are such tiers, nothing is retried until the scan has ended.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
@@ -489,8 +488,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested ahead, except fills that have begun and
-        files that a program or another command wants. Returns how many files were cancelled.
+        """Cancels the fills that a command has requested, except fills that have begun and files
+        that a program or another command wants. Returns how many files were cancelled.
 
         ticket : names the command
         """

@@ -22,7 +22,8 @@ class PrefetchQueue:
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # Both queues hold (ticket of the command that requested the files, "" for none; files).
+        # The elements of both queues are (ticket, files). The ticket is that of the command that
+        # requested the files; "" without a command.
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
         # Files that `next` has handed out and whose fill has not ended: they are still WANTED or
@@ -45,13 +46,13 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files behind all others of their kind: with a ticket, behind those that commands
-        have requested; without one, behind those that the scan has found. A ticket names the
-        command, which can cancel its files."""
+        """Adds files at the end of one of the two queues. Files with a ticket join the files that
+        commands have requested. The ticket names the command, which can cancel its files. Files
+        without a ticket join the files that the scan has found."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts back files that were handed out, ahead of all others of their kind (see `add`)."""
+        """Puts back files that were handed out, at the head of their queue (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():

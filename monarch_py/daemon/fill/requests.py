@@ -22,8 +22,8 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 class FillRequests:
     """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
-    the filler checks its state again, because the file may be in two queues, or may have been
-    changed meanwhile.
+    the filler checks the file's state again, because the file may be in two queues, or may have
+    been changed meanwhile.
 
     eager : whether all files are filled: first those that programs use, then those that `warm`
         names, then all others
@@ -63,9 +63,8 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first. Some of
-        them may have been queued only to be filled ahead: the daemon does not know that a program
-        has opened a file if `prefetch` is `none`, or if the open came before the file became
-        WANTED."""
+        them may have been queued only to be filled ahead. The daemon does not know of an open if
+        `prefetch` is `none`, or if the open came before the file became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -78,9 +77,9 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns (n,) files that readers wait for, which come before all others; an empty array if
-        no reader waits. They are few, because each waiting reader holds one of a fixed number of
-        demand slots."""
+        """Returns (n,) files that readers wait for, and that come before all others; an empty array
+        if no reader waits. These files are few, because each waiting reader holds one of a fixed
+        number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
@@ -96,8 +95,8 @@ class FillRequests:
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Sorts files that programs use into two queues: from the sources, and from peers. With a
-        single queue, two nodes that fill from each other would deadlock once both have as many
-        orders as they may have.
+        single queue, two nodes that fill from each other could deadlock, once each has its maximum
+        of orders that wait for the other.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -133,8 +132,8 @@ class FillRequests:
         """Makes the files of a command WANTED, and queues them in this order behind those that
         programs use; files of a pack are queued in the pack's order. Files that had no room before,
         or whose fill has failed before, are queued again. Files that are being filled for another
-        command are recorded under this command's ticket too. Returns how many of the files are to
-        get a copy."""
+        command are recorded under this command's ticket too. Returns how many of the command's
+        files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -145,14 +144,13 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Handles files that are ABSENT again and that no command requests: with `prefetch: eager`
-        they are filled ahead again, otherwise when they are read."""
+        """Handles files that are ABSENT again and that no command requests. With `prefetch: eager`,
+        they are filled ahead again. Otherwise they are filled when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """Makes (n,) files WANTED, and queues them to be filled ahead, behind all others of their
-        kind."""
+        """Makes (n,) files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
         if len(ids):
             # The engine may publish a copy at any moment, so files that are being filled are left
             # unchanged.

@@ -11,7 +11,7 @@ from monarch_py.arrays import NO_IDS, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State
 
-# The total size of unused prefetched files is limited to BYTES_AT_FIRST [bytes], plus
+# The total size of unused prefetched files has a limit: BYTES_AT_FIRST [bytes], plus
 # BYTES_FOR_EACH_READ for each byte that programs have read. A byte counts once, however often it is
 # read.
 BYTES_FOR_EACH_READ = 4
@@ -27,7 +27,7 @@ class UnusedPrefetch:
     """The files that were filled ahead, or are being filled ahead, and that no program has opened
     yet.
 
-    files, bytes_ : how many they are, and the sum of their sizes
+    files, bytes_ : the number of these files, and the sum of their sizes
     read_bytes : the sum of the sizes of all files that programs have read, each counted once
     """
 
@@ -39,8 +39,8 @@ class UnusedPrefetch:
         """Resets everything, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that were refused room recently, with the time after which an open counts as another
-        # use.
+        # Files that were refused room recently. Each element is (the time from which an open counts
+        # as another use, files).
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 

@@ -32,20 +32,21 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# Readers wait until this node knows which node keeps which file, but only until this long after the
-# daemon's start [s]. Unless a node scans by itself, all nodes learn this within START_LIMIT_S of
-# each other.
+# Readers wait until this node knows which node keeps which file, but at most until this time after
+# the daemon's start [s]. Unless a node scans by itself, all nodes have this knowledge within
+# START_LIMIT_S of each other.
 START_LIMIT_S = 1.0
 # While this node scans by itself, background requests of other nodes (requests that no reader waits
-# for) wait, but only until this long after the daemon's start [s]. Otherwise the other nodes would
-# read files from the source that only this node is to read. While a plan is being placed, such
+# for) wait, but at most until this time after the daemon's start [s]. Otherwise the other nodes
+# would read this node's files from the source themselves. While a plan is being placed, background
 # requests wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes]. A
-    margin is subtracted, so that an owner really has room for all files that it owns."""
+    """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes].
+    The room is less than the quotas by a margin, so that an owner really has room for all files
+    that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
@@ -89,7 +90,7 @@ class Nodes:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which node keeps which file. Nothing can be filled before."""
+        """Whether it is known which node keeps which file. Until then, nothing can be filled."""
         return self.is_decided and not self.awaits_plan
 
     @property
@@ -100,10 +101,9 @@ class Nodes:
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes wait until it is known what this node keeps. They
-        wait because a node that knows its own files starts to fetch ahead: if this node did not let
-        the requests wait, the other node would read files from the source that only this node is to
-        read."""
+        """Returns which requests of other nodes wait until it is known what this node keeps.
+        Another node may know its files earlier, and then starts to fetch ahead. If its requests did
+        not wait, it would read this node's files from the source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:

@@ -1,8 +1,9 @@
 """Tracks which node has the whole of which file, and chooses a node or the source for each fill.
 
 Only the owner of a file reads its first copy from the source. So a fill can choose between a node
-and the source (NoPFS 4) only if a node is known to have the whole file: because the node has sent
-the whole file before, or because all nodes are past the file's first use in a plan.
+and the source (NoPFS 4) only if a node is known to have the whole file. A node is known to have it
+in two cases: the node has sent the whole file before, or all nodes are past the file's first use in
+a plan.
 """
 
 import math
@@ -24,8 +25,8 @@ from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. A peer that is asked alone gets two thirds of them; the rest is kept for the peer that is
-# asked next (can_ask in csrc/engine/schedule.c).
+# time. If only one peer is asked, it gets two thirds of the threads. The other threads are kept for
+# the peer that is asked next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 # How long a result of `RouteChooser.sure_bytes` is used [s].
@@ -37,8 +38,8 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether the faster of a node and the source is chosen; otherwise the nodes that hold a
-        file are asked as long as they answer
+    chooses : whether fills use the faster of a node and the source. If not, they use the nodes that
+        have the file, as long as the nodes answer
     chosen : how many fills were sent to the source so far although a node has the file
     """
 
@@ -69,7 +70,7 @@ class RouteChooser:
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
         """Notes that node nodes[i] has the whole file ids[i], for (n,) files. Where nodes[i] is
-        NOBODY, what is known of the file stays."""
+        NOBODY, nothing is noted."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -122,7 +123,7 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # How many peers are in use at once: they share the threads (schedule.c).
+        # How many peers are asked at once. They share the threads (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

@@ -80,8 +80,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call: a peer has asked
-        this node as their owner."""
+        """Returns (n,) entries that this node has come to own since the last call, because a peer
+        has asked this node as their owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
@@ -94,7 +94,7 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Answers peers that wait for files which will not get a copy."""
+        """Answers the peers that wait for a file that will not get a copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:

@@ -23,7 +23,7 @@ MEMORY_S, LOOK_S = 1.0, 0.1
 # A place's rate at one level is out of date if it is this much older than the place's latest rate
 # at any level [s].
 PAST_S = 3.0
-# A place that has given nothing for SILENT_NS [ns] gets the rate SILENT_RATE [bytes/s].
+# If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 
 Counts = Uints
@@ -34,7 +34,8 @@ class Throughput:
 
     look : returns (places, 2, LEVELS): the bytes that all readers together have got since the
         start, and the time that they have taken together [ns]
-    performance : rates from the configuration; a place's rate is used until one is measured there
+    performance : rates from the configuration. A place's rate is used until a rate is measured
+        there
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Time without bytes belongs to an open whose bytes are still to come, or to a failure. It
-        # counts once it exceeds SILENT_NS.
+        # Time without bytes belongs to an open whose bytes are still to come, or to a failure. Such
+        # time counts once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
@@ -79,9 +80,8 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among them. If none was measured at a smaller number either, the result is
-        the rate of one reader at the nearest larger number, because each of fewer readers gets no
-        less.
+        number is divided among them. If no rate was measured at a smaller number either, the result
+        is what one reader gets at the nearest larger number: with fewer readers, each gets no less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

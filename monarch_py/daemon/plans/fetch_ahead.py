@@ -2,8 +2,8 @@
 
 Files are fetched in the exact order of access (NoPFS 2, Rule 1), after files that readers wait for.
 Files that this node keeps go into the tiers, and all others into the staging area. The files that
-are fetched in this way are the window: it ends where the staging area could hold no more. Beyond
-the window, only kept files are fetched, in the order of their first use.
+are fetched in this way are the window. The window ends where the staging area could hold no more.
+Beyond the window, only kept files are fetched, in the order of their first use.
 """
 
 import math
@@ -22,17 +22,17 @@ from monarch_py.plan import NEVER
 # At most this many coming files of a plan are examined. The window ends earlier if the staging area
 # cannot hold more.
 LOOK = 65536
-# The window takes all of the staging area except 1/WINDOW_LEAVES, which is left for files that
-# readers demand and for files that were used just now.
+# The window may fill the staging area except for 1/WINDOW_LEAVES of it. This part is kept for files
+# that readers demand, and for files that were used just now.
 WINDOW_LEAVES = 8
-# Limits on the unfinished fetches ahead: at most MOST_FILES files and MOST_BYTES [bytes], but
-# LEAST_FILES files whatever their size. The limits are low, because files that are used sooner may
-# become known at any moment.
+# The unfinished fetches ahead are at most MOST_FILES files and MOST_BYTES [bytes]; LEAST_FILES
+# files are allowed whatever their size. The limits are low, because files that are used sooner may
+# become known at any moment, and should not wait.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
-# In the measured pace of programs, opens lose weight exponentially with this time constant [s]. If
-# no file is opened for this long, no use is predicted.
+# The pace of programs is measured from their opens. Opens lose weight exponentially with this time
+# constant [s]. If no file is opened for this long, no use is predicted.
 MEMORY_S = 2.0
 
 
@@ -68,8 +68,8 @@ class FetchAhead:
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) the time until the next use of each file [s] at the programs' present pace;
-        infinity for a file whose next use is not known, or while the pace is not known."""
+        """Returns (n,) the time until the next use of each file at the programs' present pace [s];
+        infinity if the file's next use or the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
@@ -98,8 +98,8 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Of the copies in slow tiers, those used next are read into the page cache: at most
-        # `window` bytes, as in the staging area.
+        # Copies in slow tiers that are used next are read into the page cache, up to the same
+        # `window` bytes as in the staging area.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
@@ -110,8 +110,8 @@ class FetchAhead:
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Runs one iteration: orders as many fetches as may run at a time, first the files that are
-        used next, then the kept files that are used later."""
+        """Runs one iteration: orders as many fetches as may run at a time. The files that are used
+        next come first, then the kept files that are used later."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
@@ -146,11 +146,11 @@ class FetchAhead:
             return
         left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
-        # A tier may be fuller than the placement assumed. A file that then has no room in it is
-        # staged shortly before its use.
+        # A tier may be fuller than the placement assumed. A file without room in its tier is staged
+        # shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room for some of these files yet, so it has none for files
+            # The staging area has no room for some of these files yet, so it has no room for files
             # that are used later.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 

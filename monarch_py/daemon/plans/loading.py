@@ -23,9 +23,9 @@ def version_of(file: Path) -> Version:
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training on `nodes` nodes. Its accesses are converted to accesses of
-    whole files, because a daemon copies whole files only. If `nodes` is 1, this node follows node 0
-    of the plan, however many nodes the plan is for.
+    """Loads the plan of a training on `nodes` nodes. The plan's accesses are converted to accesses
+    of whole files, because a daemon copies whole files only. If `nodes` is 1, this node follows
+    node 0 of the plan, however many nodes the plan is for.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """

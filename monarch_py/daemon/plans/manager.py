@@ -67,8 +67,8 @@ class PlanManager:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a plan that was not dropped. Such a plan is followed now, or will be
-        soon."""
+        """Whether there is a plan that was not dropped: a plan that is followed now, or will be
+        followed soon."""
         return any(tracker.state != "dropped" for tracker in self.trackers)
 
     @property
@@ -84,8 +84,8 @@ class PlanManager:
     def observe(self, opened: Ids) -> None:
         """Notes (n,) entries that programs have opened since the last iteration. Call it before the
         iteration drops copies. Until this call, the entries still count as needed next, although
-        they have just been used: their copies would be kept, and copies that are still needed would
-        be dropped instead."""
+        they have just been used. A drop before this call would keep their copies, and would drop
+        copies that are still needed."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -137,8 +137,9 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `routes` which node has the whole of each file of a run (see plan/run.py), once all
-        nodes have finished the run: it is the node that owns the file."""
+        """Tells `filler.routes` which nodes have the files of a run (see plan/run.py). Once all
+        nodes have finished the run, each of its files is complete on the node that owns the
+        file."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -164,7 +165,7 @@ class PlanManager:
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """Retries dropped plans in the cases that `retry` describes."""
+        """Retries dropped plans in the cases that plans/retry.py describes."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -223,8 +224,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Once everything is scanned, has the thread find the plans' files and place them. Applies
-        the result when the thread has finished."""
+        """Once everything is scanned, has the thread find the plans' files and place them. Once the
+        thread has finished, applies the result."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -289,9 +290,9 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. The copy of a file in a
-        followed plan may be evicted unless this node owns the file, because other nodes fetch it
-        from here."""
+        """Returns (n,) whether the copy of each file may be evicted. The file must belong to a
+        followed plan. In a cluster, this node must not own the file, because other nodes fetch a
+        file from its owner."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -304,8 +305,8 @@ class PlanManager:
 
     def due_bytes(self) -> Floats | None:
         """Returns (ranks of this node,) the total size of the files that each rank needs next and
-        that have no copy here yet [bytes]. Returns None without a plan. Returns None with several
-        plans too, because it is not known which of them a rank follows."""
+        that have no copy here yet [bytes]. Returns None without a plan, and with several plans,
+        because it is not known which of these a rank follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None

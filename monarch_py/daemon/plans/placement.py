@@ -56,8 +56,8 @@ class PlacementTask:
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
     is_first : whether this is the first placement. Every later placement leaves files with the
-        nodes that keep them now, because the nodes do not all make it at the same time, and would
-        disagree meanwhile
+        nodes that keep them now, because the nodes make it at different times, and would disagree
+        meanwhile
     """
 
     trackers: Sequence[PlanTracker]
@@ -84,13 +84,13 @@ class PlacementTask:
             used, first_use = _uses(self.trackers[i])
             np.add.at(frequency, at, used)
             np.minimum.at(first, at, first_use)
-        # Ties in the placement are broken by the order of the files. The nodes' catalogs may list
-        # the files in different orders, so all nodes use the order of the files' hashes.
+        # The order of the files breaks ties in the placement. The nodes' catalogs may list the
+        # files in different orders, so all nodes use the order of the files' hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # Present copies stay in their tiers; their size is already counted there.
+        # Present copies stay in their tiers, where their size is already counted.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -177,8 +177,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """Returns (units,) int64, the position of each unit's first use by any node; NEVER for no
-    use."""
+    """Returns (units,) int64, the position of each unit's first use by any node; NEVER if no node
+    uses the unit."""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():

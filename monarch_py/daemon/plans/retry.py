@@ -1,9 +1,9 @@
 """Decides when a dropped plan is retried.
 
 A plan is dropped if a job does not do what the plan predicts. Another job may follow the plan. So a
-dropped plan is retried in each of three cases: the plan's file has changed; a `monarch run` begins;
-programs open files after the end of all processes that used the session just after the plan was
-dropped. These checks run in a thread.
+dropped plan is retried in three cases: the plan's file has changed; a `monarch run` begins; the
+processes that used the session when the plan was dropped have all ended, and programs have opened
+files since. These checks run in a thread.
 """
 
 import time

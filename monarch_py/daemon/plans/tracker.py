@@ -29,8 +29,8 @@ from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
 
-# A plan is dropped once at least this many searches in a row for the programs' position have found
-# nothing, and the accesses just before the last of these searches disagreed with the plan.
+# A plan is dropped on two conditions: at least this many searches in a row for the programs'
+# position have found nothing, and the accesses just before the last search disagreed with the plan.
 SEARCHES = 2
 
 # Until the plan's files are known, at most this many accesses are kept.
@@ -76,8 +76,8 @@ class PlanTracker:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
-        self._search_at = 0  # the next search starts once this many accesses were judged
-        self._is_last = False  # whether the plan is dropped if this search finds nothing
+        self._search_at = 0  # the number of judged accesses at which the next search starts
+        self._is_last = False  # whether the plan is dropped if the present search finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # whether the run has been followed from its start
@@ -166,8 +166,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Once a run has ended, each file that any node has used in it has
-        copies on the nodes that keep the file. So the thread finds these files, for `take_used`."""
+        """Goes on to the next run. Once a run has ended, each file that a node has used in the run
+        has copies on the nodes that keep the file. The thread collects these files for
+        `take_used`."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -180,9 +181,9 @@ class PlanTracker:
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """Returns (n,) entries that nodes have used in a run that all nodes have finished. Each run
-        is reported once. All nodes are assumed to have finished a run when this node is far enough
-        into the next one."""
+        """Returns (n,) entries that nodes have used in a run which all nodes have finished. Each
+        run is reported once. All nodes are assumed to have finished a run when this node is far
+        enough into the next one."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return NO_IDS
@@ -202,16 +203,16 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # A search that finds nothing is repeated, because some of the last accesses may have
-            # hidden the position: right after a job has jumped to another position, some fit the
-            # old one; after a jump to the end of an epoch, they belong to two epochs. The intervals
-            # between searches grow, because each search draws all runs of the plan.
+            # A search that finds nothing is repeated, because the last accesses may be misleading.
+            # Right after a job has jumped to another position, some of them still fit the old
+            # position. After a jump to the end of an epoch, they belong to two epochs. The
+            # intervals between searches grow, because each search draws all runs of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Returns the run in which the largest share of the last accesses lie close together, as
-        (number, run, position); None if there is none. Runs in the thread."""
+        """Finds the run in which the largest share of the last accesses are close together. Returns
+        (number, run, position); None if there is no such run. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -265,7 +266,7 @@ class PlanTracker:
 
     def knows_again(self, ids: Ids) -> Bools:
         """Returns (n,) whether the plan's job has opened each entry a short time before. The
-        present open of such an entry repeats an access and is not a new one."""
+        present open of such an entry only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -294,8 +295,9 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns (n,) entries that the workers of this node's ranks may be reading now, and for
-        each entry the rank that needs it, numbered from 0 on this node."""
+        """Returns (n,) entries that the workers of this node's ranks may be reading now. Also
+        returns, for each entry, the number (from 0) of the rank on this node that needs the
+        entry."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
@@ -305,7 +307,7 @@ class PlanTracker:
 
     @property
     def sees_far(self) -> bool:
-        """Whether the accesses of this run and of the next one are known."""
+        """Whether the accesses of the present run and of the next run are known."""
         estimator = self.estimator
         is_last = self.number + 1 == len(self.layout)
         known = estimator is not None and (estimator.following is not None or is_last)
@@ -331,9 +333,9 @@ def observe(
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Takes the (n,) entries that programs have opened since the last call, and assigns each open
-    to the plan that explains it. At most one plan explains an open; plans that have fitted best so
-    far are asked first. Two kinds of opens do not count against a plan: opens that another plan
-    explains, and opens by which the job of another plan repeats one of its accesses.
+    to the plan that explains it. At most one plan explains an open. The plans that have fitted best
+    so far are asked first. Two kinds of opens do not count against a plan: opens that another plan
+    explains, and opens by which another plan's job repeats an access of its own.
 
     at_risk : returns the context manager in which a plan handles the accesses
     """

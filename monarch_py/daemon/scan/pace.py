@@ -1,34 +1,35 @@
-"""Limits how far the scan runs ahead of programs: little farther than filling ahead needs it."""
+"""Limits how far the scan runs ahead of programs, to little more than filling ahead needs."""
 
 from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan stays ahead of fills by the number of files that are filled in AHEAD_S [s], but by at
-# least LEAST names, or fewer if so many files have more than RISING_BYTES. It must not be farther
-# ahead: the kernel caches a file's attributes for only about a second after the scan has requested
-# them, and a fill that begins or ends later has to request them from the source again. The scan
-# takes names in portions (PORTION in csrc/scan/scan.h), and may exceed the limit by one of them.
+# The scan stays ahead of fills by as many names as files are filled in AHEAD_S [s], but by at least
+# LEAST names. For large files the minimum is lower: as many files as have RISING_BYTES together.
+# The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
+# second after the scan has requested them. A fill that begins or ends later has to request the
+# attributes from the source again. The scan takes names in portions (PORTION in csrc/scan/scan.h),
+# and may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
-# The rate of fills is measured in each iteration of the loop, which usually takes less time than
-# AHEAD_S, so that the rate rises soon when a job begins to fill many small files. But a few fills
-# of large files that end together also look like a high rate. So the scan stays ahead by at most as
-# many files as were filled in the last AHEAD_S, plus files of this total size [bytes].
+# The rate of fills is measured in each iteration of the loop, so that the rate rises soon when a
+# job begins to fill many small files. But a few fills of large files that end together also look
+# like a high rate. So the scan stays ahead by at most as many files as were filled in the last
+# AHEAD_S, plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
-# The scan is allowed more names as soon as it has found entries since it was last allowed some, or
-# after this time if it has found none [s].
+# The scan is allowed more names once it has found an entry since the last permission. If it finds
+# none, it is allowed more names after this time [s].
 LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
 OPENS_A_NAME = 16
-# If programs have opened nothing at the source and no file was filled ahead for this long, the scan
-# runs without a limit [s].
+# The scan runs without a limit if, for this long, programs have opened nothing at the source and no
+# file was filled ahead [s].
 IDLE_S = 1.0
-# The scan examines nothing for this long before a program's first open: many programs import large
-# packages before they open their first file [s].
+# The scan waits for a program's first open for at most this long, because many programs import
+# large packages before they open their first file [s].
 AWAIT_S = 10.0
-# After this time the scan runs without a limit even while programs read, because the comparison of
-# directories with the source (`revalidate`) starts only when the scan is complete [s].
+# After this time the scan runs without a limit, even while programs read [s]. The comparison of
+# directories with the source (`revalidate`) starts only once the scan is complete.
 MOST_S = 120.0
 
 
@@ -37,7 +38,7 @@ class ScanPace:
     the file is read or filled, the file's attributes are requested from the source twice.
 
     awaits_s : for how long the scan waits for the first open of a program that is about to begin
-        [s], for example AWAIT_S; 0 if none is
+        [s], for example AWAIT_S; 0 if no program is about to begin
     """
 
     def __init__(self, now_s: float, *, awaits_s: float) -> None:
@@ -45,8 +46,8 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # (time [s], number of files filled by that time), for the last AHEAD_S and for one time
-        # before it.
+        # (time [s], number of files filled by that time), for all calls in the last AHEAD_S and for
+        # one call before it.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s

@@ -2,8 +2,8 @@
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has
-changed, the source answers for the directory until the session ends, and for each of its files that
-is gone or was replaced.
+changed, the source answers for the directory, and for each of its files that is gone or was
+replaced, until the session ends.
 """
 
 import logging
@@ -44,7 +44,8 @@ class Metadata:
         self._listed = 0  # the number of sources that have their listings
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        self._held: deque[int] = deque()  # young directories that were found unchanged
+        # Young directories that were found unchanged. Readers may use their listings from now on.
+        self._held: deque[int] = deque()
         self._hits = 0
         self._caught_up = 0.0
 
@@ -95,7 +96,7 @@ class Metadata:
 
     def _begin(self) -> None:
         """Begins comparisons. Every entry in the catalog was examined after the scanner's start, so
-        it counts as compared at that time."""
+        the entries count as compared at that start."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
@@ -113,7 +114,7 @@ class Metadata:
 
     def _read_masks(self) -> None:
         """Reads the fields with which the library answers statx. The fields for statfs cost an
-        operation at the source, so they are read with the first comparison."""
+        operation at the source, so the first comparison reads them."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))

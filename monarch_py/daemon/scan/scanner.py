@@ -29,14 +29,15 @@ log = logging.getLogger("monarch.scanner")
 # At most this many batches are processed in one iteration of the daemon's loop, so that requested
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
-# A directory is listed before others once programs have opened this many files in it, however much
-# they read of each. With `scan: lazy`, only these directories are listed, and those that a command
-# or a plan requests.
+# Once programs have opened this many files in a directory, the directory is listed before others,
+# however much of each file is read. With `scan: lazy`, only such directories are listed, and
+# directories that a command or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# Opens are counted for at most this many directories; when there are more, all counts are reset.
+# Opens are counted for at most this many directories. If more are to be counted, all counts are
+# reset.
 MOST_COUNTED = 65536
 
 
@@ -78,8 +79,8 @@ class Validator:
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # Of two copies of a file the newer one is taken. Both exist if a daemon ended before it had
-        # removed the older one.
+        # If a file has two copies, the newer one is taken. A daemon that ended before it had
+        # removed the older copy leaves two.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -155,17 +156,17 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit mask of the sources whose files the engine may add to the catalog by itself when
-        programs hand them over. The engine may do so if the configuration excludes no file, no copy
-        of an earlier session can belong to such a file, no directory was renamed in this session,
-        and shared memory has room for more entries."""
+        programs hand them over. The engine may do so on four conditions: the configuration excludes
+        none of the source's files; no tier can have copies of them from an earlier session; no
+        directory was renamed in this session; and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def add(self, config: Config) -> Source:
-        """Adds the last source of `config`, which must be new to the daemon. Raises OSError if it
-        cannot be opened."""
+        """Adds the last source of `config`. This source must be new to the daemon. Raises OSError
+        if it cannot be opened."""
         number, is_lazy = len(self.sources), config.scan == "lazy"
         source = Source(number, config.sources[number], None, is_lazy=is_lazy)
         self.config = config
@@ -182,8 +183,8 @@ class Scanner:
         """Has a directory of a source listed, unless it was requested before.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read it. It is then listed before others. Once programs read
-            NAMES subdirectories of one directory, that directory is listed with all its
+        is_read : whether programs read the directory. It is then listed before others. Once
+            programs read NAMES subdirectories of one directory, that parent is listed with all its
             subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
@@ -199,8 +200,8 @@ class Scanner:
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Notes that programs read through a directory, and with `is_deep` through all its
-        subdirectories. A lazy scan lists only directories in which files were read, so it ignores
-        calls with `is_deep`."""
+        subdirectories. A lazy scan lists only directories in which files were read, so calls with
+        `is_deep` do nothing then."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
@@ -231,9 +232,9 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. If
-        no program reads the source that is being scanned, and programs read another source that
-        waits for its scan, the scan runs without a limit."""
+        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. The
+        scan runs without a limit while it is in the way: no program reads the source that is being
+        scanned, but programs read a source that waits for its scan."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -246,7 +247,7 @@ class Scanner:
 
     def note_met(self) -> None:
         """Counts one open of each file that the engine has added to the catalog since the last
-        iteration. If these are more than LOOKS files, only a sample of them is counted."""
+        iteration. If the engine has added more than LOOKS files, only a sample is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         if not self.is_whole:  # otherwise every directory is listed already

@@ -16,14 +16,14 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers this many directories: those that programs have read through last. A scan
-# remembers as many (csrc/scan/scan.h).
+# A `Source` remembers the last directories that programs have read through, at most this many. A
+# scan remembers as many (csrc/scan/scan.h).
 WANTS = 16
 
 
 class Parts:
-    """The directories of a source that are to be listed, each once; paths are relative to the
-    source's root."""
+    """The directories of a source that are to be listed, each of them once. Paths are relative to
+    the source's root."""
 
     def __init__(self) -> None:
         self._flat: set[str] = set()
@@ -48,8 +48,8 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Removes the directories that one walk can list together, and returns them, oldest first,
-        and whether the walk includes their subdirectories."""
+        """Removes the directories that one walk can list together. Returns these directories,
+        oldest first, and whether the walk includes their subdirectories."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -109,7 +109,7 @@ class Source:
         so that it is not listed again.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read it; it is then listed before others
+        is_read : whether programs read the directory; it is then listed before others
         """
         if is_read:
             self._read.append((directory, is_deep))

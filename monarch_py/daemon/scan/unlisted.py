@@ -15,13 +15,13 @@ Path = tuple[int, str]
 
 # At most this many files are looked up at the same time.
 THREADS = 4
-# At most this many files wait to be looked up. Further files are forgotten; the scan will find
-# them, or they are reported again when they are next opened.
+# At most this many files wait to be looked up. Further files are forgotten: the scan will find
+# them, or their next opens report them again.
 WAITING = 1024
-# A running scan may take this long to find a file; then the file is looked up separately [s].
+# A running scan has this long to find a file [s]. After that, the file is looked up separately.
 SCAN_S = 0.1
-# Each call of `take_met` searches the catalog for all waiting files, unless there are more of them
-# than this. It then searches only for those that are due to be looked up at the source.
+# If at most this many files wait, each call of `take_met` searches the catalog for all of them. If
+# more files wait, it searches only for those that are due to be looked up at the source.
 FEW = 32
 
 
@@ -91,8 +91,8 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # No thread can be started. The threads that run already do the work, or the next call
-            # tries again.
+            # No thread can be started. The threads that run already do the work; if there is none,
+            # the next call tries again.
             except RuntimeError:
                 return
             self._threads += 1
