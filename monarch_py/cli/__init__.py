@@ -65,7 +65,7 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as __main__ has set it
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # set by __main__ for the imports
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
         return command

@@ -268,8 +268,8 @@ def _asked_to_stop(session: SessionDir) -> Identity:
 def stop(config_file: Path, force: bool) -> None:
     """Stop the daemon. Running jobs go on, and read from the source.
 
-    In a job of a batch system, the daemon stays if other jobs use it too, and the last of them
-    stops it.
+    In a job of a batch system, the daemon stays if other jobs use it too. It then ends by itself
+    after the last of these jobs.
     """
     session = SessionDir.of(config_file)
     Jobs(session).leave()

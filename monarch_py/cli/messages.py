@@ -73,6 +73,6 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python would write the rest of the
-    stream's buffer when it ends, and fail again."""
+    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python, when it ends, would try again
+    to write what is left in the stream's buffer, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

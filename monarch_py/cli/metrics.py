@@ -51,7 +51,8 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Accepts a client. Returns an address of the form that the request handler expects."""
+        """Accepts a client. The request handler expects a host and a port as the client's address,
+        which a client of a Unix socket does not have, so this address is made up."""
         return self.socket.accept()[0], ("a client", 0)
 
 

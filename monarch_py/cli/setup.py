@@ -35,7 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # Reports that the file is missing. Its content can be checked only on the job's nodes.
+            # Raises the error for a missing file. The content of a file can be checked only on the
+            # job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)

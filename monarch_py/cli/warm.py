@@ -32,8 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles the first signal: ends the command in good order, and lets a second signal end the
-    process at once."""
+    """Handles the first signal: ends the command by SystemExit, so that it still prints its
+    summary. A second signal then ends the process at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 

@@ -62,8 +62,8 @@ def _open_nonblocking(path: str, flags: int) -> int:
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
     """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read.
 
-    The package xxhash computes the sums here, not the C code that computed the recorded ones, so
-    that an error in the C code is found.
+    The recorded sums were computed by the C code. Here the package xxhash computes them, so that an
+    error in the C code is found.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))

@@ -30,10 +30,10 @@ DIRECTORIES = 32
 # The most files that the daemon examines at the source in one request. The number is small because
 # other commands wait during the request.
 LOOKS = 64
-# The least pause between two looks at the catalog [s]. The pause is longer if the looks would keep
-# a processor busy for more than a tenth of the time. Only processor time counts: if waiting for the
-# daemon's answers counted too, one slow answer would delay the next look, although by then all
-# copies may be complete.
+# The least pause between two looks at the catalog [s]. After a look that takes much processor time,
+# the pause is nine times that time, so that looks keep a processor busy for at most a tenth of the
+# time. Waiting for the daemon's answers does not lengthen the pause, because all copies may be
+# complete when a slow answer arrives.
 LOOK_S = 0.1
 
 
@@ -45,7 +45,8 @@ class Progress:
     filled : files that have got a copy since; `filled_bytes` includes what running fills have
         copied
     replaced : files of `filled` whose former copy was of an earlier version
-    at_source : files left to the source, by reason, as `bypass` in docs/status.md
+    at_source : how many files are left to the source, by reason; the reasons are those of `bypass`
+        in docs/status.md
     complete : whether all chosen files are known
     """
 
@@ -71,7 +72,7 @@ class Progress:
 
 def _is_left(words: Uints) -> Bools:
     """Which of the files with these words get no copy from this command. Some of these files get a
-    copy when they are read."""
+    copy later, when a program reads them."""
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
@@ -88,7 +89,7 @@ class Warm:
     everything is switched off.
 
     texts : paths as the user wrote them; None for everything
-    is_dry : nothing is ordered, and copies are not compared with the source
+    is_dry : whether only to count the files: no copy is ordered or compared with the source
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Orders copies of the chosen files. Returns when all copies that can be made are there;
-        without `wait`, when all files are known and their copies are ordered.
+        """Orders copies of the chosen files. With `wait`, returns when all copies that can be made
+        exist. Otherwise returns when all files are known and their copies are ordered.
 
         show : called with the progress several times a second
 

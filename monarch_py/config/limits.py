@@ -23,8 +23,9 @@ def within_limits(config: Config, top: Spot) -> Config:
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the site's limit as the value of each key for which no value
-    is written. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
+    """Returns the configuration with values that are within the site's limits. If no layer sets a
+    key and its default exceeds the limit, the key gets the limit. Raises ConfigError if a written
+    value exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -43,8 +44,8 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns the value, or the limit if no value is written. Raises ConfigError if a written value
-    exceeds the limit."""
+    """Returns `value` if it is at most the limit `most`. Otherwise returns the limit if `value` is
+    a default, and raises ConfigError if it is written in the mapping at `at`."""
     if most is None or (value is not None and value <= most):
         return value
     if key not in at:

@@ -1,9 +1,9 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
 The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
-would keep the scan busy for hours on one long name. Here each star except the last takes the
-earliest match of the text that follows it, and never tries a later match, because a later match
-leaves less of the name to the next star. `fnmatch.translate` does this for names without
+would keep the scan busy for hours on one long name. Here each star except the last ends at the
+earliest match of the text that follows it. A later match is never tried, because it would only
+leave less of the name to the next star. `fnmatch.translate` does the same for names without
 directories.
 """
 
@@ -86,7 +86,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must end the path, so the last star may try several matches.
+    # The text after the last star must match the end of the path, so the last star may try several
+    # matches.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:

@@ -13,8 +13,8 @@ from typing import Any
 PROC = Path("/proc")
 # The pause between two checks whether a process has ended [s].
 LOOK_S = 0.01
-# How long to wait until an ended process is reaped [s]. A parent that waits for the process reaps
-# it at once; other parents never do.
+# How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
+# the process at once. Another parent may never do so.
 REAP_LIMIT_S = 0.5
 
 
@@ -97,8 +97,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended. This is also True if the parent never reaps the process,
-        as in many containers, whose first process reaps none."""
+        """Whether the process has ended, even if its parent has not reaped it. (In many containers,
+        the first process reaps no orphans.)"""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:
