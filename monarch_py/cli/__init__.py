@@ -119,8 +119,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """Returns click's message in the style of Monarch's own messages. A message about wrong usage
-    that has no hint gets one: the command's --help."""
+    """Returns click's message in the style of Monarch's own messages. If a message about wrong
+    usage has no hint, a hint to the command's --help is added."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)

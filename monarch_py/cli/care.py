@@ -140,8 +140,8 @@ def clear(config_file: Path, force: bool) -> None:
         with nullcontext(list[str]()) if force else seen_others(connection.session) as others:
             if others:
                 raise SessionError(
-                    f"the copies stay, because {listed_jobs(others)} too; drop those of one dataset"
-                    " with `monarch evict PATH`, or all with `monarch clear --force`"
+                    f"the copies stay, because {listed_jobs(others)} too; drop the copies of one"
+                    " dataset with `monarch evict PATH`, or all with `monarch clear --force`"
                 )
             dropped = connection.ask("clear")["dropped"]
         connection.wait_until_dropped()

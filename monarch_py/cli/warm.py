@@ -67,7 +67,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """The bytes of the files that were filled or are still to be filled, if no fill fails."""
+    """The bytes of the files that this command has filled or will fill, if no fill fails."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 

@@ -45,7 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : bytes that were read for the last of the source's rates
+    source_bytes : bytes that were read for the last of the source's rates; a few bytes are too few
+        for a rate
     """
 
     source: Curve

@@ -42,8 +42,8 @@ MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A program that runs in its own process, so that doctor survives a broken MPI and can report it.
-# Its argument is the directory that contains this package: `pip install --prefix` puts mpi4py
-# there too.
+# Its argument is the directory that contains this package, because `pip install --prefix` puts
+# mpi4py there too.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -108,8 +108,9 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """Yields each tier that the daemon does not use, or will soon give up because the tier's
-    directory is gone: the tier's number, and a sentence that says why."""
+    """Yields the number of each tier that is out of use, and a sentence that says why. Either the
+    daemon does not use the tier, or the tier's directory is gone, so that the daemon will soon give
+    up the tier."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:

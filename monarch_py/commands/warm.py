@@ -39,7 +39,8 @@ LOOK_S = 0.1
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. Sizes are in bytes.
+    """Counts of the chosen files that are known so far. Names that end with `bytes` are the sizes
+    of these files together.
 
     there : files that had a copy before the command
     filled : files that have got a copy since; `filled_bytes` includes what running fills have

@@ -25,11 +25,11 @@ _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 class PathFilter:
     """Selects paths relative to a source.
 
-    A path is selected if a glob of `include` matches it (or `include` is empty) and no glob of
-    `exclude` does. A glob with a slash is compared with the whole relative path, a glob without a
-    slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and ``**/`` may
-    also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes
-    the next character literal. Names that begin with a dot are not special.
+    A path is selected if a glob of `include` matches it and no glob of `exclude` does. An empty
+    `include` selects every path. A glob with a slash is compared with the whole relative path, a
+    glob without a slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and
+    ``**/`` may also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A
+    backslash makes the next character literal. Names that begin with a dot are not special.
 
     The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
     never match.

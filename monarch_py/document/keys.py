@@ -59,8 +59,8 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : name of an inner mapping -> the class whose keys are written in that mapping; this
-        class is a base of the class that has the groups, which so has fields for these keys
+    GROUPS : name of an inner mapping -> the class that declares the mapping's keys. A class with
+        groups inherits from the classes of its groups, and so has the fields of all keys
     WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
         outside
     IGNORED : name of a key that has no effect -> the warning for a user who writes the key

@@ -57,8 +57,10 @@ class Spot:
         return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> "Spot":
-        """Returns the spot of an item of the list at this spot, and stores it in the document.
-        node, index : the item's node, and its number in the list"""
+        """Returns the spot of item `index` of the list at this spot, and stores it in the document.
+
+        node : the item's node
+        """
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
         return self.document.spots.setdefault(way, spot)

@@ -142,7 +142,7 @@ FLAG = words(
     "`true` or `false`",
     "write true or false",
     _flag,
-    # In an editor's view, an unquoted word may be a boolean, and a quoted word is a string. So the
+    # An editor takes a word such as `yes` for a boolean, but "yes" in quotes for a string. The
     # schema accepts both.
     schema={"enum": [True, False, *FLAGS]},
     show=lambda value: f"`{str(value).lower()}`",
