@@ -203,8 +203,7 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 
 def _tell_serving(connection: DaemonConnection, config_file: Path, config: Config) -> None:
-    """Tells the user that a daemon serves already, and gives the daemon the sources that it
-    lacks."""
+    """Tells the user that a daemon serves already, and adds the missing sources to this daemon."""
     serving = connection.ask("where")
     click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
     for path in add_sources(connection, config.sources):

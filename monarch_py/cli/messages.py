@@ -61,8 +61,8 @@ def written(status: int) -> int:
 
 
 def output_failed(error: OSError) -> int:
-    """Returns the status to exit with if `error` says that standard output could not be written.
-    Raises `error` again if it has another cause."""
+    """If `error` means that standard output could not be written, returns the status to exit with.
+    Otherwise raises `error` again."""
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())

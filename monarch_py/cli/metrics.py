@@ -73,7 +73,7 @@ def _make_way(path: Path) -> None:
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
     """Yields a server on a Unix socket at `path`, which this user alone can reach. Raises
-    MonarchError as `_make_way` does, and if no socket can be made there."""
+    MonarchError if `_make_way` does, or if no socket can be made there."""
     try:
         _make_way(path)
         mask = os.umask(0o177)

@@ -96,7 +96,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
     type=click.Path(path_type=Path),
 )
 def init(output: Path, datasets: tuple[Path, ...]) -> None:
-    """Write a first configuration, for the directories DATASET, by looking at this node.
+    """Examine this node, and write a first configuration for the directories DATASET.
 
     Its tiers are the node's memory and local disks, with quotas from the space that is free
     now. If the site's configuration has tiers, the new file has none. Run this command on a node

@@ -47,7 +47,7 @@ def main() -> None:
 
 def start(config_file: Path, opened: str) -> bool:
     """Writes the record (ipc/record.py). If autostart is wished and a program has opened a file of
-    the sources, then starts a daemon, or adds the sources to the daemon that serves already.
+    the sources, also starts a daemon; if a daemon serves already, adds the sources to it instead.
     Returns whether a daemon was started."""
     config = load_config(config_file)
     link_session(config_file, config.file)

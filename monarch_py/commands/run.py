@@ -193,7 +193,7 @@ class _Share:
             self.shares.leave_turn()
 
     def _share_settings(self) -> None:
-        """Gives a daemon that serves already the sources that it lacks. Warns if another job has
+        """Adds the missing sources to a daemon that serves already. Warns if another job has
         started the daemon with other settings."""
         if self.config is None:
             return

@@ -15,8 +15,8 @@ OTHERS_SETTINGS = (
 
 
 def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -> list[str]:
-    """Gives the running daemon those of the sources that it lacks. Returns their paths. Raises
-    SessionError if the daemon cannot add one of them."""
+    """Adds those of `sources` to the running daemon that are missing there. Returns the paths of
+    the added sources. Raises SessionError if the daemon cannot add one of them."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
     return [str(source.path) for source in lacking if _is_added(connection, source)]

@@ -40,7 +40,8 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy, and notes it if it is damaged or outdated. Returns whether it is neither.
+        """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
+        otherwise returns True.
 
         copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
         """

@@ -205,8 +205,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Has the daemon examine a few of the files that the catalog does not know. One request is
-        for a few files only, because meanwhile the scan may find the other files."""
+        """Has the daemon examine a few of the files that the catalog does not know. A request names
+        only a few files, because the scan may find the others in the meantime."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return

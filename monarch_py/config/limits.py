@@ -16,8 +16,8 @@ from monarch_py.util.units import format_size
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the limits applied, as `lowered` does. Raises ConfigError if a
-    value that is written in a file, or the sum of the tiers' quotas, exceeds a limit."""
+    """Checks the quotas, and returns the result of `lowered`. Raises ConfigError if a written
+    value, or the sum of the tiers' quotas, exceeds a limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
@@ -82,9 +82,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a directory's limit applies to a tier. It applies if the tier lies below the
-    directory, even on another file system (a ZFS dataset, a subvolume), or anywhere on the
-    directory's file system."""
+    """Whether a directory's limit applies to a tier. It applies to all tiers on the directory's
+    file system, and to all tiers below the directory, even those on another file system (a ZFS
+    dataset, a subvolume)."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -203,8 +203,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """The staging area, checked; None if the configuration has none. It is numbered after the last
-    tier."""
+    """The staging area, checked; None if the configuration has none. Its number is the one after
+    the last tier's."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None

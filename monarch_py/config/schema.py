@@ -202,7 +202,7 @@ class StagingArea(Keys):
     """The staging area, as the user has configured it.
 
     max_storage_quota : the room that staged copies may take
-    mount_point : the directory that holds them, best on a file system in memory
+    mount_point : the directory for staged copies, best on a file system in memory
     """
 
     quota_bytes: Annotated[Size, Key("max_storage_quota")]

@@ -32,7 +32,8 @@ SEED = 0
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
-# The first tier's quota. It is smaller than the dataset, so that the second tier is used too.
+# The first tier's quota. It is smaller than a dataset of the default size, so that the second tier
+# is used too.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108

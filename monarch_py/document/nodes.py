@@ -9,8 +9,8 @@ from monarch_py.errors import ConfigError
 
 # PyYAML's description of the problem if a line lacks ": ".
 NO_COLON = "could not find expected ':'"
-# The largest file that is read. A file written by hand has a few lines; the limit keeps a data file
-# that was named by mistake out of memory.
+# The largest file that is read. A file written by hand has a few lines. If a data file is named by
+# mistake, the limit keeps it out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 

@@ -260,9 +260,9 @@ def write_pack(root: Path, output: Path) -> Packed:
     """Writes the files and links below `root` into the tar `output`, and its index next to it. Each
     of the two is replaced completely or not at all.
 
-    A small file that changes while it is packed is left out; a large one ends the command. Raises
-    ConfigError for an output that cannot be written, and MonarchError for a file that cannot be
-    read.
+    A small file that changes while it is packed is left out. If a large file changes, MonarchError
+    is raised. Raises ConfigError for an output that cannot be written, and MonarchError for a file
+    that cannot be read.
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"{output}: lies in the directory that is packed; write it elsewhere")

@@ -26,8 +26,9 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated. With fewer files and proportionally less room, the
-# ratios stay the same (docs/simulator.md), and simulating a change takes less than a second.
+# The most files and accesses that are simulated. A larger run is simulated with fewer files and
+# proportionally less room, which leaves the ratios the same (docs/simulator.md). So simulating a
+# change takes less than a second.
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
 # [bytes].
@@ -129,7 +130,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     run's time.
 
     epochs : how many epochs the training has had, if it is known
-    compute : the rate at which the training reads if nothing delays it, if known [bytes/s]
+    compute : the rate at which the training reads while nothing delays it [bytes/s]; None if it is
+        not known
     """
     model = _Model(run, epochs, compute)
     if model.problem:

@@ -193,7 +193,7 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan told the daemon which epoch it was."""
+        """Whether the daemon followed a plan, from which it knew the epoch."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:

@@ -58,9 +58,9 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns the time at which the process was started [clock ticks since boot], which
-    distinguishes the process from a later one with the same PID. Returns None once the process has
-    ended, whether it was reaped or not."""
+    """Returns the time at which the process was started [clock ticks since boot]. The time
+    distinguishes the process from a later one with the same PID. Returns None for a process that
+    has ended, whether it was reaped or not."""
     # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
