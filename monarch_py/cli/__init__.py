@@ -65,7 +65,7 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as __main__ has set it
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # set by __main__ for the imports
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
         return command
@@ -119,8 +119,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """Returns click's message in the style of Monarch's own messages. A message about wrong usage
-    that has no hint gets one: the command's --help."""
+    """Returns click's message in the style of Monarch's own messages. If a message about wrong
+    usage has no hint, a hint to the command's --help is added."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)

@@ -96,8 +96,8 @@ def _show(document: dict[str, Any]) -> None:
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000
         click.echo(
-            "More workers do not help: the training waits for batches, as a step takes only"
-            f" {step:g} ms."
+            "More workers do not help. The training still waits for batches, because a step takes"
+            f" only {step:g} ms."
         )
 
 

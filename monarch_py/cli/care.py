@@ -140,8 +140,8 @@ def clear(config_file: Path, force: bool) -> None:
         with nullcontext(list[str]()) if force else seen_others(connection.session) as others:
             if others:
                 raise SessionError(
-                    f"the copies stay, because {listed_jobs(others)} too; drop those of one dataset"
-                    " with `monarch evict PATH`, or all with `monarch clear --force`"
+                    f"the copies stay, because {listed_jobs(others)} too; drop the copies of one"
+                    " dataset with `monarch evict PATH`, or all with `monarch clear --force`"
                 )
             dropped = connection.ask("clear")["dropped"]
         connection.wait_until_dropped()
@@ -159,9 +159,9 @@ def clear(config_file: Path, force: bool) -> None:
 def sweep(stop: bool) -> None:
     """Remove what your killed daemons left on this node: shared memory, and copies in tiers.
 
-    Persistent tiers keep their copies. Shared memory and copies that a running daemon uses stay,
-    unless --stop ends the daemon. A batch system's epilog can run `monarch sweep --stop` after a
-    user's last job. Exits with 1 if something could not be removed.
+    Persistent tiers keep their copies. What a running daemon uses is kept, unless --stop ends the
+    daemon. A batch system's epilog can run `monarch sweep --stop` after a user's last job. Exits
+    with 1 if something could not be removed.
     """
     swept = sweep_node(stop=stop)
     for problem in swept.problems:

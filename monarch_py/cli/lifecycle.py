@@ -203,8 +203,7 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 
 def _tell_serving(connection: DaemonConnection, config_file: Path, config: Config) -> None:
-    """Tells the user that a daemon serves already, and gives the daemon the sources that it
-    lacks."""
+    """Tells the user that a daemon serves already, and adds the missing sources to this daemon."""
     serving = connection.ask("where")
     click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
     for path in add_sources(connection, config.sources):
@@ -268,8 +267,8 @@ def _asked_to_stop(session: SessionDir) -> Identity:
 def stop(config_file: Path, force: bool) -> None:
     """Stop the daemon. Running jobs go on, and read from the source.
 
-    In a job of a batch system, the daemon stays if other jobs use it too, and the last of them
-    stops it.
+    In a job of a batch system, the daemon stays if other jobs use it too. It then ends by itself
+    after the last of these jobs.
     """
     session = SessionDir.of(config_file)
     Jobs(session).leave()

@@ -61,8 +61,8 @@ def written(status: int) -> int:
 
 
 def output_failed(error: OSError) -> int:
-    """Returns the status to exit with if `error` says that standard output could not be written.
-    Raises `error` again if it has another cause."""
+    """If `error` means that standard output could not be written, returns the status to exit with.
+    Otherwise raises `error` again."""
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())
@@ -73,6 +73,6 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python would write the rest of the
-    stream's buffer when it ends, and fail again."""
+    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python, when it ends, would try again
+    to write what is left in the stream's buffer, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

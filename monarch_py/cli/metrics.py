@@ -51,7 +51,8 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Accepts a client. Returns an address of the form that the request handler expects."""
+        """Accepts a client. The request handler expects a host and a port as the client's address,
+        which a client of a Unix socket does not have, so this address is made up."""
         return self.socket.accept()[0], ("a client", 0)
 
 
@@ -72,7 +73,7 @@ def _make_way(path: Path) -> None:
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
     """Yields a server on a Unix socket at `path`, which this user alone can reach. Raises
-    MonarchError as `_make_way` does, and if no socket can be made there."""
+    MonarchError if `_make_way` does, or if no socket can be made there."""
     try:
         _make_way(path)
         mask = os.umask(0o177)

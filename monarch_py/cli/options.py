@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. If this user has no daemon on this
-    node, or has one that serves the site's configuration, this is the site's configuration.
-    Otherwise it is that of the user's only daemon here. Raises ConfigError if there is no such
-    configuration, or if several daemons run."""
+    """Returns the configuration to use if the user names none. The site's configuration is used if
+    one of the user's daemons on this node serves it, or if the user has no daemon here. Otherwise
+    the configuration of the user's only daemon here is used. Raises ConfigError if none of these
+    exists, or if several daemons run and none of them serves the site's configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -123,16 +123,16 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Sets the environment of the processes that this one starts, so that they too use the datasets
-    that the command line names."""
+    """Puts the datasets that the command line names into the environment, so that the processes
+    that this one starts use them too."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does. If the configuration uses the tiers of another
-    file, such as the site's, first sweeps the configuration's own session, which a killed daemon
-    may have left. Then makes the configuration use the other file's session (`link_session`)."""
+    """Loads the configuration as `checked` does. A configuration may use the tiers of another file,
+    such as the site's. It then also gets the session of that file (`link_session`). Before that,
+    its own session is swept, if a killed daemon has left one."""
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():

@@ -35,7 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # Reports that the file is missing. Its content can be checked only on the job's nodes.
+            # Raises the error for a missing file. The content of a file can be checked only on the
+            # job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)
@@ -95,7 +96,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
     type=click.Path(path_type=Path),
 )
 def init(output: Path, datasets: tuple[Path, ...]) -> None:
-    """Write a first configuration, for the directories DATASET, by looking at this node.
+    """Examine this node, and write a first configuration for the directories DATASET.
 
     Its tiers are the node's memory and local disks, with quotas from the space that is free
     now. If the site's configuration has tiers, the new file has none. Run this command on a node

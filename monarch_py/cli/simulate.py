@@ -94,8 +94,8 @@ def simulate(
 
 
 def _tell(policy: str) -> None:
-    """Shows on a terminal which policy is being simulated, since large scenarios take minutes. The
-    next call replaces the line."""
+    """Shows on a terminal which policy is being simulated, since large scenarios take minutes. Each
+    call replaces the line of the previous call; with "" it only removes that line."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 

@@ -34,7 +34,8 @@ FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
 QUIT = frozenset(b"qQ\x03\x04")
-# What a terminal sends for arrow and function keys. It may contain a letter of QUIT.
+# What a terminal sends for arrow and function keys. A letter of QUIT in such a sequence does not
+# end the view.
 SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
@@ -63,7 +64,7 @@ class _OpenFiles(threading.Thread):
 @contextmanager
 def _keys() -> Iterator[bool]:
     """If standard input is a terminal, makes it pass on each key at once, without showing the key.
-    Yields whether it is a terminal."""
+    Yields whether standard input is a terminal."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -91,7 +92,7 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     """Waits until the time `until`, and then returns False. Returns True as soon as the user
     presses a key that ends the view.
 
-    until : on time.monotonic() [s];  has_keys : whether standard input is a terminal
+    until : a value of time.monotonic() [s];  has_keys : whether standard input is a terminal
     """
     while (left := until - time.monotonic()) > 0:
         if not has_keys:
@@ -102,8 +103,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether these keys, which were read together, end the view. No key at all (b"") ends it too,
-    because the terminal is gone."""
+    """Whether these keys, which were read together, end the view. b"" ends the view too, because it
+    means that the terminal is gone."""
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 

@@ -32,8 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles the first signal: ends the command in good order, and lets a second signal end the
-    process at once."""
+    """Handles the first signal: ends the command by SystemExit, so that it still prints its
+    summary. A second signal then ends the process at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 
@@ -67,7 +67,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """The bytes of the files that were filled or are still to be filled, if no fill fails."""
+    """The bytes of the files that this command has filled or will fill, if no fill fails."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 

@@ -1,10 +1,10 @@
 """The starter: starts a daemon for a program that has opened a file of a dataset.
 
-The preload library starts this process when it sees such an open and no daemon serves
-(csrc/preload/autostart). The process inherits nothing of the program. It holds the claim, a lock
-that keeps other starters away until this process ends. Its standard error is the session's log.
-The library cannot read YAML, so this process also writes down what the configuration says
-(ipc/record.py).
+The preload library (csrc/preload/autostart) starts this process when a program opens such a file
+while no daemon serves. The process has none of the program's descriptors. Its standard error is the
+session's log. Its descriptor 3 is the claim, a lock that keeps other starters away until this
+process ends. The process also writes the parts of the configuration that the library needs into a
+record (ipc/record.py), because the library cannot read YAML.
 """
 
 import os
@@ -32,11 +32,11 @@ CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 def main() -> None:
     """Runs the starter. Its first argument is the configuration. The second is the file that the
-    program has opened, or "" if the program needs a daemon because the daemon that served it was
-    killed."""
+    program has opened; it is "" if the daemon that served the program was killed, so that the
+    program needs a new one."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    is_started = True  # a failed start is not taken back: the next one would probably fail too
+    is_started = True  # an error leaves it True: the next start would probably fail too
     try:
         is_started = start(config_file, opened)
     except (MonarchError, OSError) as error:
@@ -47,7 +47,7 @@ def main() -> None:
 
 def start(config_file: Path, opened: str) -> bool:
     """Writes the record (ipc/record.py). If autostart is wished and a program has opened a file of
-    the sources, then starts a daemon, or adds the sources to the daemon that serves already.
+    the sources, also starts a daemon; if a daemon serves already, adds the sources to it instead.
     Returns whether a daemon was started."""
     config = load_config(config_file)
     link_session(config_file, config.file)
@@ -69,7 +69,8 @@ def is_wished(config: Config) -> bool:
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
     """Whether a file below one of the directories `roots` is open in a program under the library.
-    The program may have opened that file after the open for which this process was started."""
+    The program may have opened it after this process was started. Such an open starts no other
+    starter, because this process holds the claim."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():
@@ -80,7 +81,8 @@ def _is_open_below(roots: tuple[str, ...]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes the inherited descriptors that the library could not close (before Linux 5.9)."""
+    """Closes the descriptors that this process has inherited all the same: before Linux 5.9, the
+    library cannot close them."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
             with suppress(OSError):  # the listing's own descriptor, which is closed already
@@ -88,8 +90,8 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start, which is the latest one in the file, as not needed: makes its time odd
-    (csrc/preload/autostart/claim.c)."""
+    """Marks this start as not needed, so that it delays later starts less. An odd time in the file
+    is the mark (csrc/preload/autostart/claim.c); this start's time is the latest one."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

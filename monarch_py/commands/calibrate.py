@@ -45,7 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : bytes that were read for the last of the source's rates
+    source_bytes : bytes that were read for the last of the source's rates; a few bytes are too few
+        for a rate
     """
 
     source: Curve
@@ -114,9 +115,9 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """The source's rates by number of threads, and the bytes that were read for the last rate.
 
-    With each number of threads, different files are read, if there are enough of them, because a
-    file that was read before may be in a cache. A number of threads larger than the number of files
-    is not measured.
+    Each number of threads reads other files, if there are enough, because a file that was read
+    before may be in a cache. If there are fewer files than threads, this number of threads is not
+    measured.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]

@@ -34,7 +34,7 @@ from monarch_py.util.units import format_size
 NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
 NAME_ONE = "set MONARCH_SOURCE=/the/dataset to check it as well"
 # Estimate of the shared memory that a catalog takes per file [bytes]: at most 192 bytes, and 96 for
-# the path. (`least_shm_bytes` counts the segments of fixed size.)
+# the path. The segments of fixed size are not included; `least_shm_bytes` counts them.
 CATALOG_BYTES_PER_FILE = 288
 # doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
 # for each block that it is copying, and the locks of a job may take one descriptor per file.
@@ -42,8 +42,8 @@ MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A program that runs in its own process, so that doctor survives a broken MPI and can report it.
-# Its argument is the directory that contains this package: `pip install --prefix` puts mpi4py
-# there too.
+# Its argument is the directory that contains this package, because `pip install --prefix` puts
+# mpi4py there too.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -272,8 +272,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Findings on the paths that must be the same in a container and on the host if the job runs in
-    the container and the daemon on the host."""
+    """Findings on containers. If the job runs in a container and the daemon on the host, certain
+    paths must be the same in both; the findings list these paths."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

@@ -56,9 +56,9 @@ class Figures:
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
-    daemons choose them: by how often each node uses a unit or, if these numbers would take too
-    much memory, by a hash of the unit. If a part of the plan gives samples to the nodes that hold
-    them, each unit of that part belongs to the first of the unit's holders.
+    daemons choose them: by how often each node uses a unit. If these numbers would take too much
+    memory, a hash of the unit decides instead. If a part of the plan gives samples to the nodes
+    that hold them, each unit of that part belongs to the first of its holders.
 
     sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
     """

@@ -26,9 +26,8 @@ class FilePlace:
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : "" for a file that has a copy. For another file: "filling", "wanted" or "unknown"; else
-        the reason why the source serves the file, as `bypass` in docs/status.md; "" without a
-        reason
+    why : why the file has no copy: "filling", "wanted", "unknown", or a reason named as in `bypass`
+        (docs/status.md); "" if the file has a copy, or if no reason is recorded
     """
 
     path: str
@@ -62,7 +61,7 @@ class NamedFiles:
 
     @property
     def names(self) -> list[str]:
-        """The values that `where` of a file can have."""
+        """All values that `FilePlace.where` can have."""
         return [*self._tiers, STAGING, SOURCE]
 
     @property
@@ -88,8 +87,8 @@ class NamedFiles:
 
     def evict(self) -> tuple[int, int]:
         """Drops the copies of the files. Returns how many copies were dropped, and the bytes of the
-        files that had copies. Raises SessionError if another daemon has taken the place of the one
-        that was asked first."""
+        files that had copies. Raises SessionError if another daemon has replaced the one that named
+        the files."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]

@@ -129,8 +129,8 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether the path is a directory that this user can examine. (Path.is_dir raises an error for
-    a directory below one that this user may not search.)"""
+    """Whether the path is a directory that this user can examine. (os.path.isdir is used, because
+    Path.is_dir raises an error for a path below a directory that this user may not search.)"""
     return path not in hung and os.path.isdir(path)
 
 

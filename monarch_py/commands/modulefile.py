@@ -7,8 +7,8 @@ from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
 # A directory below the installation's prefix, with the command `monarch` alone. The modulefile puts
-# it into PATH instead of `bin`, which may also contain an interpreter and other commands that would
-# hide those of the user.
+# this directory into PATH, and not `bin`: an interpreter and other commands in `bin` would hide
+# those of the user.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (

@@ -193,7 +193,7 @@ class _Share:
             self.shares.leave_turn()
 
     def _share_settings(self) -> None:
-        """Gives a daemon that serves already the sources that it lacks. Warns if another job has
+        """Adds the missing sources to a daemon that serves already. Warns if another job has
         started the daemon with other settings."""
         if self.config is None:
             return
@@ -255,8 +255,8 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
 
 @contextlib.contextmanager
 def seen_others(session: SessionDir) -> Iterator[list[str]]:
-    """Yields the other jobs that use the daemon, and keeps further jobs from starting to use it
-    meanwhile. Raises SessionError if this process cannot see which jobs use the daemon."""
+    """Yields the other jobs that use the daemon. While the block runs, no further job can begin to
+    use the daemon. Raises SessionError if this process cannot see which jobs use the daemon."""
     if not session.path.exists():
         yield []
         return
@@ -269,7 +269,7 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
         if not can_see(found.get("pid_namespace", 0)):
             raise SessionError(
                 "the daemon runs outside this container (in another PID namespace), so that this"
-                " command cannot see which jobs use it; run the command there, or with --force"
+                " command cannot see which jobs use it; run the command outside, or with --force"
             )
         running = jobs_of(PROC / str(each.pid) for each in shares.commands())
         yield sorted({*running, *Jobs(session).others()} - {own_job()})
@@ -277,7 +277,7 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
 
 def leave_to_others(session: SessionDir) -> None:
     """Makes the daemon end by itself when neither a run nor a job needs it any more. The caller
-    must hold `turn` (`ipc.shares`)."""
+    must hold the lock `ipc.shares.turn`."""
     with contextlib.suppress(SessionError):  # a daemon of an older version
         DaemonConnection(session).ask("let_go")
 

@@ -33,8 +33,8 @@ def _is_file(path: str) -> bool:
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
-    roots : for each source: the real path of its directory, and then the path as the configuration
-        spells it, if that differs
+    roots : for each source, the spellings of its directory: the real path, and then the path in the
+        configuration if that is another one
     texts : the paths that the user wrote; None for everything
     problems : (path, what is wrong and the hint), one for each path that stands for no file
     ids : (n,) the selected entries, in the order in which they were found
@@ -74,7 +74,8 @@ class PathSelection:
 
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
-        # '..' after a symbolic link leads to the parent of the link's target, not of the link.
+        # After a symbolic link, '..' leads to the parent of the link's target. `abspath` does not
+        # know links, so only `_look` can resolve such a path.
         place = self._place(plain) if ".." not in text.split("/") else None
         # Ask the catalog before the source, which may be slow.
         if place is None or not self._take(place, text, catalog):

@@ -9,14 +9,14 @@ from monarch_py.ipc.connection import DaemonConnection
 
 # The message for a daemon that another job has started with other settings.
 OTHERS_SETTINGS = (
-    "the running daemon was started with other settings than those of {}, which apply only after"
-    " `monarch stop`"
+    "the running daemon was started with other settings than those of {}; your settings apply only"
+    " after `monarch stop`"
 )
 
 
 def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -> list[str]:
-    """Gives the running daemon those of the sources that it lacks. Returns their paths. Raises
-    SessionError if the daemon cannot add one of them."""
+    """Adds those of `sources` to the running daemon that are missing there. Returns the paths of
+    the added sources. Raises SessionError if the daemon cannot add one of them."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
     return [str(source.path) for source in lacking if _is_added(connection, source)]
@@ -33,8 +33,8 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
     """Whether the running daemon has other settings than the configuration, or serves one of the
-    configuration's sources with other settings. If the configuration files that the daemon has read
-    have changed since its start, returns False, because the user gets another warning about that.
+    configuration's sources with other settings. Returns False if the daemon's configuration files
+    have changed since it started, because the user gets another warning about that.
     """
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]

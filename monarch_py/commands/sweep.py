@@ -59,14 +59,14 @@ class Swept:
 def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and the copies that killed daemons of this user have left.
 
-    stop : whether to end also the daemons that run, and then to remove every session with its log,
-        as at the end of the user's last job on this node
+    stop : whether to end the running daemons too, and then to remove every session with its log.
+        This is meant for the end of the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
     swept = Swept()
     for session in _sessions():
-        if stop or session.control.exists():  # otherwise its daemon ended in good order
+        if stop or session.control.exists():  # without this file, the daemon ended in good order
             _sweep_told(session, swept, stop=stop)
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)

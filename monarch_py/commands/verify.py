@@ -40,7 +40,8 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy, and notes it if it is damaged or outdated. Returns whether it is neither.
+        """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
+        otherwise returns True.
 
         copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
         """
@@ -62,8 +63,8 @@ def _open_nonblocking(path: str, flags: int) -> int:
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
     """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read.
 
-    The package xxhash computes the sums here, not the C code that computed the recorded ones, so
-    that an error in the C code is found.
+    The recorded sums were computed by the C code. Here the package xxhash computes them, so that an
+    error in the C code is found.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -108,8 +109,9 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """Yields each tier that the daemon does not use, or will soon give up because the tier's
-    directory is gone: the tier's number, and a sentence that says why."""
+    """Yields the number of each tier that is out of use, and a sentence that says why. Either the
+    daemon does not use the tier, or the tier's directory is gone, so that the daemon will soon give
+    up the tier."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:

@@ -30,22 +30,24 @@ DIRECTORIES = 32
 # The most files that the daemon examines at the source in one request. The number is small because
 # other commands wait during the request.
 LOOKS = 64
-# The least pause between two looks at the catalog [s]. The pause is longer if the looks would keep
-# a processor busy for more than a tenth of the time. Only processor time counts: if waiting for the
-# daemon's answers counted too, one slow answer would delay the next look, although by then all
-# copies may be complete.
+# The least pause between two looks at the catalog [s]. After a look that takes much processor time,
+# the pause is nine times that time, so that looks keep a processor busy for at most a tenth of the
+# time. Waiting for the daemon's answers does not lengthen the pause, because all copies may be
+# complete when a slow answer arrives.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. Sizes are in bytes.
+    """Counts of the chosen files that are known so far. Names that end with `bytes` are the sizes
+    of these files together.
 
     there : files that had a copy before the command
     filled : files that have got a copy since; `filled_bytes` includes what running fills have
         copied
     replaced : files of `filled` whose former copy was of an earlier version
-    at_source : files left to the source, by reason, as `bypass` in docs/status.md
+    at_source : how many files are left to the source, by reason; the reasons are those of `bypass`
+        in docs/status.md
     complete : whether all chosen files are known
     """
 
@@ -71,7 +73,7 @@ class Progress:
 
 def _is_left(words: Uints) -> Bools:
     """Which of the files with these words get no copy from this command. Some of these files get a
-    copy when they are read."""
+    copy later, when a program reads them."""
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
@@ -88,7 +90,7 @@ class Warm:
     everything is switched off.
 
     texts : paths as the user wrote them; None for everything
-    is_dry : nothing is ordered, and copies are not compared with the source
+    is_dry : whether only to count the files: no copy is ordered or compared with the source
     """
 
     def __init__(
@@ -134,8 +136,8 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Orders copies of the chosen files. Returns when all copies that can be made are there;
-        without `wait`, when all files are known and their copies are ordered.
+        """Orders copies of the chosen files. With `wait`, returns when all copies that can be made
+        exist. Otherwise returns when all files are known and their copies are ordered.
 
         show : called with the progress several times a second
 
@@ -203,8 +205,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Has the daemon examine a few of the files that the catalog does not know. One request is
-        for a few files only, because meanwhile the scan may find the other files."""
+        """Has the daemon examine a few of the files that the catalog does not know. A request names
+        only a few files, because the scan may find the others in the meantime."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return

@@ -14,8 +14,7 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 def is_inside(inner: Path, outer: Path) -> bool:
     """Whether `inner` lies below the directory `outer`. This compares directories and not paths,
-    because below a bind mount the path of `inner` does not begin with that of `outer`. False if
-    `outer` cannot be examined."""
+    because a bind mount gives one directory several paths. False if `outer` cannot be examined."""
     try:
         place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:
@@ -66,10 +65,9 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts. The
-    answer is exact for the file systems that this module asks about, also below bind mounts. (The
-    table lacks the device numbers of btrfs subvolumes, so that these count as "not in memory",
-    which is right.)
+    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts,
+    which also has the bind mounts. The table lacks the device numbers of btrfs subvolumes: for
+    these, both results are empty, which rightly means "not in memory" to the callers.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

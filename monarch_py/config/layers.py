@@ -34,7 +34,7 @@ class Layer:
 
     name : "site", "user", "environment" or "command line"
     given : its keys and their values, by the names of the fields in Config
-    top : the spot of the top of its document
+    top : the spot of the root of its document
     """
 
     name: str
@@ -46,9 +46,9 @@ class Layer:
 class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
-    top : the spot of the top of a merged document. For each key and item, this document has the
-        spot from the layer whose value is used
-    file : the file that says where the tiers are; the daemon's session is that of this file
+    top : the spot of the root of a merged document. For each key and item, the merged document has
+        the spot from the layer whose value is used
+    file : the file that says where the tiers are; the daemon's session belongs to this file
     """
 
     layers: tuple[Layer, ...]
@@ -155,8 +155,8 @@ def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
 
 
 def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
-    """If the last level of the hierarchy has no quota, makes it the source: in configurations of
-    the original Monarch, the last level is the dataset itself."""
+    """Makes the last level of the hierarchy the source if it has no quota. In configurations of the
+    original Monarch, the last level is the dataset itself."""
     tiers = given.get("tiers", ())
     level = top.of("hierarchy").of(len(tiers) - 1)
     if not tiers or "max_storage_quota" in level:
@@ -205,7 +205,8 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Sets a key to a layer's value, which replaces or extends the value of lower layers."""
+    """Sets the key `name` to the value in `layer`. The value replaces that of lower layers; but in
+    an inner mapping, keys that `layer` lacks keep their values from lower layers."""
     value, below = layer.given[attribute], given.get(attribute)
     ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
     if isinstance(value, Keys) and isinstance(below, Keys):
@@ -228,8 +229,9 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the named datasets. If this layer gives a dataset no key but its path, the dataset
-    gets the keys that a lower layer has for the same path, and `ours` gets their spots."""
+    """Returns the named datasets. A dataset for which this layer has only the path gets the other
+    keys from lower layers, if these have the same path. `ours` then gets the spots of these
+    keys."""
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):

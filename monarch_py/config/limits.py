@@ -16,15 +16,16 @@ from monarch_py.util.units import format_size
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the limits applied, as `lowered` does. Raises ConfigError if a
-    value that is written in a file, or the sum of the tiers' quotas, exceeds a limit."""
+    """Checks the quotas, and returns the result of `lowered`. Raises ConfigError if a written
+    value, or the sum of the tiers' quotas, exceeds a limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the site's limit as the value of each key for which no value
-    is written. Raises ConfigError if a written value exceeds its limit. Quotas are not checked."""
+    """Returns the configuration with values that are within the site's limits. If no layer sets a
+    key and its default exceeds the limit, the key gets the limit. Raises ConfigError if a written
+    value exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -43,8 +44,8 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns the value, or the limit if no value is written. Raises ConfigError if a written value
-    exceeds the limit."""
+    """Returns `value` if it is at most the limit `most`. Otherwise returns the limit if `value` is
+    a default, and raises ConfigError if it is written in the mapping at `at`."""
     if most is None or (value is not None and value <= most):
         return value
     if key not in at:
@@ -81,9 +82,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a directory's limit applies to a tier. It applies if the tier lies below the
-    directory, even on another file system (a ZFS dataset, a subvolume), or anywhere on the
-    directory's file system."""
+    """Whether a directory's limit applies to a tier. It applies to all tiers on the directory's
+    file system, and to all tiers below the directory, even those on another file system (a ZFS
+    dataset, a subvolume)."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -43,12 +43,12 @@ _Place = tuple[Path, Spot]
 def load_config(
     path: str | os.PathLike[str], *, with_sources: bool = True, sources: Sequence[Path] = ()
 ) -> Config:
-    """Reads and checks the configuration at `path`, the user's file or the site's, together with
-    its other layers (`layers.read_layers`).
+    """Reads and checks a configuration: the file at `path`, which is the user's or the site's, and
+    the other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. The sources are then not examined:
-        the configuration may name none, and a source may be gone or hang. The real_path of each
-        source is then its path as written
+    with_sources : False for a caller that needs only the tiers. No source is then examined, so the
+        configuration may name none, and a source may be gone or hang. Each source's real_path is
+        then its path as written
     sources : the datasets that the command line names
 
     Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
@@ -203,8 +203,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """The staging area, checked; None if the configuration has none. It is numbered after the last
-    tier."""
+    """The staging area, checked; None if the configuration has none. Its number is the one after
+    the last tier's."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -217,7 +217,8 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:
-    """Refuses a directory that cannot hold copies, or cannot hold as many as the quota allows."""
+    """Refuses a directory in which no copies can be made, or whose file system is smaller than the
+    quota."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
         raise spot.error(
@@ -278,8 +279,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
             "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
             " type 'ram'"
         )
-    # This is only a warning, because persistent copies in memory outlive the daemon, which helps if
-    # several jobs run one after the other.
+    # This is only a warning, because copies in memory can still serve the next job: they outlive
+    # the daemon.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -309,12 +310,12 @@ def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
     """Refuses a path that is not a directory, and a directory that is named for two tiers. Also
-    refuses a source that is the same directory as another source, a tier or the staging area, that
-    contains one of these, or that lies in one. The staging area may share a mount point with a
-    tier, because it has its own directory there.
+    refuses a source that overlaps with another source, a tier or the staging area: neither may
+    contain the other, and they may not be the same directory. The staging area may share a mount
+    point with a tier, because each has its own directory there.
 
-    Call this before the other checks of a tier: if the user has named a source as a tier, the hints
-    of those checks would lead the user to make the source writable.
+    Call this before the other checks of a tier. If the user has named a source as a tier, those
+    checks would advise the user to make the source writable.
     """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
@@ -351,6 +352,7 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """The name of a spot's place, for a message about the spot `seen_from`."""
+    """Returns where `spot` is, for a message about the spot `seen_from`: only the line if both are
+    in the same file, otherwise also the document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

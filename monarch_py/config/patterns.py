@@ -1,9 +1,9 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
 The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
-would keep the scan busy for hours on one long name. Here each star except the last takes the
-earliest match of the text that follows it, and never tries a later match, because a later match
-leaves less of the name to the next star. `fnmatch.translate` does this for names without
+would keep the scan busy for hours on one long name. Here each star except the last ends at the
+earliest match of the text that follows it. A later match is never tried, because it would only
+leave less of the name to the next star. `fnmatch.translate` does the same for names without
 directories.
 """
 
@@ -25,11 +25,11 @@ _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 class PathFilter:
     """Selects paths relative to a source.
 
-    A path is selected if a glob of `include` matches it (or `include` is empty) and no glob of
-    `exclude` does. A glob with a slash is compared with the whole relative path, a glob without a
-    slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and ``**/`` may
-    also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes
-    the next character literal. Names that begin with a dot are not special.
+    A path is selected if a glob of `include` matches it and no glob of `exclude` does. An empty
+    `include` selects every path. A glob with a slash is compared with the whole relative path, a
+    glob without a slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and
+    ``**/`` may also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A
+    backslash makes the next character literal. Names that begin with a dot are not special.
 
     The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
     never match.
@@ -86,7 +86,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must end the path, so the last star may try several matches.
+    # The text after the last star must match the end of the path, so the last star may try several
+    # matches.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:

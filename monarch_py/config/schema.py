@@ -38,7 +38,8 @@ from monarch_py.util.units import GIB, KIB, MIB, parse_size
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
-# Blocks are whole pages, so that each copied block can be mapped and written back by itself.
+# A block size is a multiple of this, so that each copied block can be mapped and written back by
+# itself.
 PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
@@ -91,7 +92,7 @@ Interface = Annotated[str, words("name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
-# `disk` is the word for file_system in older configurations of the original Monarch.
+# Older configurations of the original Monarch have `disk` in place of file_system.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
 PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
 PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]
@@ -155,9 +156,9 @@ class PeersConfig(Keys):
     interface : the network interface whose first address is used
     address : the address itself, instead of `interface`
     port : the port to listen on; 0 means any free port
-    fetch : where to read a file that another node has: with `fastest`, at that node or at the
-        source, whichever is faster; with `holders`, at that node, and at the source only if the
-        node fails, see [Between nodes](peers.md#the-fastest-place)
+    fetch : where to read a file of which another node has a copy: with `fastest`, at the faster of
+        that node and the source; with `holders`, at that node, and at the source only if the node
+        fails, see [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -201,7 +202,7 @@ class StagingArea(Keys):
     """The staging area, as the user has configured it.
 
     max_storage_quota : the room that staged copies may take
-    mount_point : the directory that holds them, best on a file system in memory
+    mount_point : the directory for staged copies, best on a file system in memory
     """
 
     quota_bytes: Annotated[Size, Key("max_storage_quota")]
@@ -212,8 +213,8 @@ class StagingArea(Keys):
 class Limits(Keys):
     """Limits on the configurations of a site's users. Only the site's configuration may have them.
 
-    max_storage_quota : for each directory, the largest allowed sum of the quotas of those tiers
-        that lie below the directory or on its file system
+    max_storage_quota : for each directory, the largest allowed sum of the quotas of the tiers below
+        the directory or on its file system
     shared_tpool_size : the largest allowed `shared_tpool_size`
     scan_rate : the largest allowed `scan_rate`, and its default
     bandwidth : the largest allowed `bandwidth` of `source_limits`, and its default
@@ -237,8 +238,8 @@ class Tuning(Keys):
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : a file of at most this size that has no copy is read at the source by the
-        program, and the daemon makes the copy through the program's descriptor; with `0` the daemon
+    handover_size : the largest file that a program reads from the source itself if there is no
+        copy; the daemon then makes the copy through the program's descriptor; with `0` the daemon
         reads all files itself
     promote_mappings : replace live mappings of a file by mappings of its copy once the copy is
         complete
@@ -259,7 +260,7 @@ class Tuning(Keys):
 class Config(Tuning):
     """A checked configuration.
 
-    file : the absolute path of the file that has the tiers; the daemon's session is that of this
+    file : the absolute path of the file that has the tiers; the daemon's session belongs to this
         file
     files : the files that were read, the site's first
     sources : the datasets, see [`sources`](#sources-the-datasets)
@@ -274,10 +275,9 @@ class Config(Tuning):
     prefetch : which files are copied, and when, see [What is filled](#what-is-filled)
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
     metadata : where names and attributes come from: the scan's results, or the source each time
-    revalidate : how often directories are compared with the source, to find files that were
-        removed or replaced by processes without the library, and how old the attributes of a file
-        may be; with `0` directories are not compared, and the source is asked for attributes each
-        time
+    revalidate : how old a file's attributes may be, and how often directories are compared with the
+        source, to find files that processes without the library have removed or replaced; with `0`
+        the source is asked for attributes each time, and directories are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)

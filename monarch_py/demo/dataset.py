@@ -25,7 +25,7 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# The smallest dataset: in a smaller one, a layout could be left without any image.
+# The smallest dataset. In a smaller one, a layout would have fewer than four images.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10

@@ -32,14 +32,15 @@ SEED = 0
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
-# The first tier's quota. It is smaller than the dataset, so that the second tier is used too.
+# The first tier's quota. It is smaller than a dataset of the default size, so that the second tier
+# is used too.
 RAM_QUOTA_BYTES = 32 * MIB
 DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A program that runs `monarch` of this package, even if the working directory contains another
-# package of this name, such as a checkout that is not the installed package.
+# A program that runs `monarch` of this package. Python would otherwise prefer a package of the same
+# name in the working directory, such as a checkout.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -168,8 +169,9 @@ def _run_in_lockstep(
 ) -> list[dict[str, int]]:
     """Runs a training. Returns the counts of `source` at the start and after each epoch.
 
-    At the end of an epoch the training waits until it is told to continue, so that no operation of
-    the next epoch is counted. Raises MonarchError if the training fails.
+    At the end of an epoch the training waits until this function tells it to continue. So the
+    counts of an epoch include no operation of the next epoch. Raises MonarchError if the training
+    fails.
     """
     counts = [source.counts() if source else {}]
     with (
@@ -190,7 +192,7 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # If the training has died, its exit status, read below, explains more.
+                # If the training has died, the exit status that is read below says why.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()

@@ -28,8 +28,8 @@ from monarch_py.util.processes import end
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# Time limits [s]. A mount takes 10 ms; the limits allow for a busy machine, so exceeding one means
-# that something is broken.
+# Time limits [s]. A mount takes 10 ms. On a busy machine it takes longer, but if it takes longer
+# than the limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 # Pause between two checks whether the mount is up [s].
@@ -85,8 +85,8 @@ class SlowSource:
         keep_pages : the kernel keeps a file's cached pages across opens
         direct : the kernel caches no pages at all
         attr_timeout : how long the kernel caches names and attributes [s]
-        link : a file, created if it is missing, through which several sources share one link, like
-            clients of one server; each of these sources must be given the rate
+        link : a file, created if it is missing. Sources with the same file share one link, like
+            clients of one server; the rate must be set for each of them
         flush : closing a file also calls the source, as an fsync does
 
     process : the process that serves the mount; None outside the context
@@ -138,8 +138,8 @@ class SlowSource:
         """Returns the counts since the start or the last `reset`: the number of operations by kind,
         and ``bytes_read`` and ``bytes_written`` [bytes].
 
-        Names that the kernel forgets (FUSE_FORGET), and requests that it answers from its own
-        caches, do not count as operations.
+        Two things are not counted as operations: messages that the kernel forgets a name
+        (FUSE_FORGET), and requests that the kernel answers from its own caches.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -164,8 +164,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # Both files are open or mapped once the program runs, so their names can be removed
-            # then, with the directory.
+            # The names of these files are needed only until the program runs and both are open or
+            # mapped. Then the files are removed with the directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -306,8 +306,8 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the mount is in the kernel's table of mounts. The mount point itself is not examined,
-    because that would hang if the program hangs."""
+    """Whether the kernel's table of mounts has the mount. The mount point is not examined, because
+    a call on it hangs if the program hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
     return f"\nslowsource {escaped} " in f"\n{table}"

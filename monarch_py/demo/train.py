@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Use one thread: several threads may add numbers in a different order each time, which changes the
+# Use one thread. Several threads may add numbers in a different order each time, and so change the
 # last digit of a sum. The variables must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

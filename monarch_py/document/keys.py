@@ -40,7 +40,7 @@ class Key:
 
     name : the key, if it differs from the field's name;  aliases : other spellings of the key
     default : the text for the default in the reference, if it is not the field's default
-    like : another key, whose value is the default of this key
+    like : another key; its value is used if this key is missing
     alone : whether the user may write a single item in place of a list of one item
     """
 
@@ -59,11 +59,11 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : name of an inner mapping -> the class, a base of this one, whose keys are written in
-        that mapping
+    GROUPS : name of an inner mapping -> the class that declares the mapping's keys. A class with
+        groups inherits from the classes of its groups, and so has the fields of all keys
     WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
         outside
-    IGNORED : key without effect -> the message to a user who writes it
+    IGNORED : name of a key that has no effect -> the warning for a user who writes the key
     SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
     OPEN : whether unknown keys are ignored instead of rejected
     """

@@ -9,8 +9,8 @@ from monarch_py.errors import ConfigError
 
 # PyYAML's description of the problem if a line lacks ": ".
 NO_COLON = "could not find expected ':'"
-# The largest file that is read. A file written by hand has a few lines; the limit keeps a data file
-# that was named by mistake out of memory.
+# The largest file that is read. A file written by hand has a few lines. If a data file is named by
+# mistake, the limit keeps it out of memory.
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -57,8 +57,10 @@ class Spot:
         return replace(self, line=_line_of(node), key=key, way=way)
 
     def at_item(self, node: yaml.Node, index: int) -> "Spot":
-        """Returns the spot of item `index`, written at `node`, of the list at this spot, and stores
-        the spot in the document."""
+        """Returns the spot of item `index` of the list at this spot, and stores it in the document.
+
+        node : the item's node
+        """
         way = (*self.way, index)
         spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
         return self.document.spots.setdefault(way, spot)
@@ -116,7 +118,7 @@ def load_document(
             "remove it",
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML passes the number in an escape such as "\UFFFFFFFF" to chr() without a check.
+        # PyYAML does not check the number in an escape such as "\UFFFFFFFF", and chr() refuses it.
         raise Spot(document, 1).error(
             "not YAML (an escape names a character above U+10FFFF)", "correct the escape with '\\U'"
         ) from None

@@ -1,8 +1,8 @@
 """Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
 A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may be
-written in quotes, as in configurations of the original Monarch, and `1:30` or `1_000` is not a
-number.
+written in quotes, as in configurations of the original Monarch. `1:30` and `1_000`, which YAML
+takes for numbers, are refused as numbers.
 """
 
 import os
@@ -142,7 +142,8 @@ FLAG = words(
     "`true` or `false`",
     "write true or false",
     _flag,
-    # YAML accepts other words for true and false, and any of them may be quoted.
+    # An editor takes a word such as `yes` for a boolean, but "yes" in quotes for a string. The
+    # schema accepts both.
     schema={"enum": [True, False, *FLAGS]},
     show=lambda value: f"`{str(value).lower()}`",
 )
@@ -255,8 +256,8 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def _account() -> str:
-    """The name of this user's account; "" if the user has none. It stands in for the variable USER,
-    which containers and the services of a system often lack."""
+    """The name of this user's account; "" if the user has none. The name replaces the variable
+    USER, which is often not set in containers and system services."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

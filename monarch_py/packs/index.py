@@ -1,4 +1,5 @@
-"""The index of a pack: where each file lies in the tar, and which version of the tar it describes.
+"""The index of a pack. It says where each file's bytes are in the tar, and which version of the tar
+was indexed.
 
 The index lies next to the tar, as TAR.monarch.
 """
@@ -49,8 +50,8 @@ class PackIndex:
 
     @classmethod
     def of(cls, tar: os.stat_result, members: Sequence[tuple[str, int, int, int]]) -> "PackIndex":
-        """Returns the index of a tar. Of several members with the same name, the last one counts,
-        as in tar.
+        """Returns the index of a tar. If several members have the same name, only the last one is
+        indexed, because tar extracts the last one.
 
         tar : the tar's attributes;  members : (name, offset, size, mtime_ns) of each member
         """

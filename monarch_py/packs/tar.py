@@ -19,14 +19,14 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel; there are many, because a
-# remote source has a high latency. AHEAD: the largest number of files that are being read or
-# examined, or whose results are not used yet.
+# remote source has a high latency. AHEAD: the largest number of files whose results are not used
+# yet, because they are still being read, or wait to be written.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
 SMALL_BYTES = 1 << 20
-# The size of the buffer for reading and writing tars [bytes]. Headers of small members lie close
-# together, so one read returns many of them.
+# The size of the buffer for reading and writing tars [bytes]. The headers of small members are
+# close together, so one read returns many headers.
 BUFFER_BYTES = 1 << 20
 # If a file changes twice within this time [s], its modification time may not show the second
 # change.
@@ -124,16 +124,16 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns for how long the file's modification time may fail to show a further change [s]; 0 if
-    it shows every change."""
+    """Returns for how long from now a change of the file may leave its modification time as it is
+    [s]; 0 if every change will show in that time."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # The server's clock may be a little ahead. A time far ahead was set by a program; a further
-    # change would show, because it would replace that time.
+    # A time a little in the future comes from the clock of a file server. A time far in the future
+    # was set by a program; a change replaces such a time, and so shows.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
 def _look(path: Path) -> os.stat_result:
-    """Waits until a file's modification time is sure to show every further change. Returns the
+    """Waits until every later change of a file will show in its modification time. Returns the
     file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
@@ -150,7 +150,7 @@ def _opened(path: Path, buffering: int = -1) -> BinaryIO:
 
 
 def _read(root: Path, name: str) -> _Read:
-    """Reads the whole of a small regular file, and once more if it changes meanwhile."""
+    """Reads a small regular file completely. If the file changes meanwhile, reads it once more."""
     path = root / name
     with _reading(path):
         found = _look(path)
@@ -225,8 +225,8 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar, and removes access for every user who lacks access
-    to any of the files. Returns the members, and the names of the files that are left out because
+    """Writes all files below `root` into a tar. A user who may not read all of these files gets no
+    access to the tar. Returns the members, and the names of the files that are left out because
     they were changing."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
@@ -260,9 +260,9 @@ def write_pack(root: Path, output: Path) -> Packed:
     """Writes the files and links below `root` into the tar `output`, and its index next to it. Each
     of the two is replaced completely or not at all.
 
-    A small file that changes while it is packed is left out; a large one ends the command. Raises
-    ConfigError for an output that cannot be written, and MonarchError for a file that cannot be
-    read.
+    A small file that changes while it is packed is left out. If a large file changes, MonarchError
+    is raised. Raises ConfigError for an output that cannot be written, and MonarchError for a file
+    that cannot be read.
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"{output}: lies in the directory that is packed; write it elsewhere")
@@ -290,8 +290,8 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
-    """Yields the files and hard links in a tar, each with its modification time [ns], or None if
-    the tar has only whole seconds."""
+    """Yields the files and hard links in a tar, each with its modification time [ns]. The time is
+    None if the tar has only whole seconds."""
     try:
         with (
             open(pack, "rb", buffering=BUFFER_BYTES) as stream,
@@ -317,8 +317,8 @@ def _ns(seconds: str) -> int:
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """Returns the member, with the file's exact time, if the member's size and time equal those of
-    the file that has the member's name below `root`; otherwise None."""
+    """Compares a member with the file of the same name below `root`. If size and time are equal,
+    returns the member with the file's exact time; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):

@@ -26,8 +26,9 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated. With fewer files and proportionally less room, the
-# ratios stay the same (docs/simulator.md), and simulating a change takes less than a second.
+# The most files and accesses that are simulated. A larger run is simulated with fewer files and
+# proportionally less room, which leaves the ratios the same (docs/simulator.md). So simulating a
+# change takes less than a second.
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
 # [bytes].
@@ -45,8 +46,8 @@ UNDISTURBED = 0.95
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# The share that a tier's quota may take of the space on its file system that other files do not
-# use.
+# The largest quota to advise for a tier, as a share of the space for its copies: what they take
+# now, and what is free on the file system.
 DISK_SHARE = 0.9
 
 
@@ -54,7 +55,7 @@ DISK_SHARE = 0.9
 class Change:
     """A change that would have helped.
 
-    what : the change, as a sentence;  seconds : the run's simulated time with it [s]
+    what : the change, as a sentence;  seconds : the run's simulated time with this change [s]
     """
 
     what: str
@@ -108,8 +109,8 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """The rate at which the training read in the intervals in which copies gave nearly all bytes
-    [bytes/s]; 0 if there were too few such intervals."""
+    """The rate at which the training read while copies gave nearly all bytes [bytes/s]. Other
+    intervals are left out; 0 if too few intervals remain."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -129,7 +130,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     run's time.
 
     epochs : how many epochs the training has had, if it is known
-    compute : the rate at which the training reads if nothing delays it, if known [bytes/s]
+    compute : the rate at which the training reads while nothing delays it [bytes/s]; None if it is
+        not known
     """
     model = _Model(run, epochs, compute)
     if model.problem:
@@ -146,8 +148,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers, if on average at least half of the readers
-    were waiting, and the simulated run takes at most 5 % longer with half of them."""
+    """Yields the advice to use half as many readers if two conditions hold: on average, at least
+    half of the readers were waiting; and with half of them, the simulated run takes at most 5 %
+    longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
@@ -248,8 +251,8 @@ class _Model:
             yield what, replace(now, policy="planned")
 
     def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
-        """Yields a larger quota of the last tier, if its file system has more room than the present
-        quota."""
+        """Yields the change to a larger quota of the last tier, if the tier's file system has room
+        for it."""
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)
         room = next(
@@ -323,8 +326,8 @@ class _Model:
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (
-                "the training computes nothing: its own speed is not known, because the source"
-                " always delayed it; so these are the largest gains possible (give --compute)"
+                "the training computes nothing, so these are the largest gains possible; its own"
+                " speed is not known, because the source always delayed it (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]

@@ -19,14 +19,14 @@ from monarch_py.util.units import MIB, format_size
 # Width and height of a figure [inches], and its font size [points], chosen so that on a telephone
 # the labels are as large as the page's text.
 SIZE, LETTERS = (4.8, 3.0), 11
-# The colour of text and axes, which is replaced by the colour of the page's text.
+# The colour of text and axes in a drawing. `_svg` replaces it by the colour of the page's text.
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
 # Identifiers that matplotlib numbers anew in each figure. They are removed, since nothing refers to
 # them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
-# Metadata that matplotlib would write into each drawing. The page has it already.
+# Metadata that matplotlib would write into each drawing. `_svg` leaves it out.
 METADATA = ("Creator", "Date", "Format", "Type")
 # The width of the heat map [groups]: 2,000 groups are 40 rows.
 ROW_GROUPS = 50

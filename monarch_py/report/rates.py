@@ -39,7 +39,7 @@ class Rates:
     @classmethod
     def between(cls, before: Report | None, after: Report) -> "Rates":
         """Returns the rates from one report to a later one. All rates are 0 if there is no earlier
-        report of the same daemon, because it is then unknown when the counted events happened."""
+        report of the same daemon: nobody then knows in which time the events were counted."""
         if before is None or before["pid"] != after["pid"]:
             return cls()
         seconds = float(after["uptime_seconds"] - before["uptime_seconds"])
@@ -78,8 +78,8 @@ def left_bytes(source: Report) -> int:
 
 
 def seconds_left(report: Report, filled_bytes: float) -> float | None:
-    """Returns how long the remaining fills will take at the present rate [s], as far as tiers have
-    room for them; None if nothing is being filled.
+    """Returns how long the remaining fills will take at the present rate [s]; None if nothing is
+    being filled. Files for which no tier has room are not included.
 
     filled_bytes : the rate of fills [bytes/s]
     """

@@ -26,12 +26,13 @@ MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# If the opens suggest more epochs than this, programs do not open each file once an epoch.
+# The most epochs that are derived from the opens. If the opens suggest more, programs do not open
+# each file once an epoch, and the number of epochs is not known.
 MOST_EPOCHS = 1000
 
 # The largest number of readers that a report may have. No daemon sees that many threads.
 MOST_READERS = 4096
-# A run is taken to last at least this long, so that rates are finite [s].
+# A shorter run is treated as if it lasted this long, so that its rates are finite [s].
 SHORTEST_S = 1e-3
 
 Count = Annotated[float, Meta(ge=0, le=1e18)]
@@ -136,7 +137,7 @@ class Recorded:
     seconds : (n + 1,) the bounds of n intervals of the run, from 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
     readers : how many threads read at the same time, as far as the daemon can see
-    memory_bytes : the least that a RAM tier could take while the run lasted
+    memory_bytes : the least memory that was available for a RAM tier during the run
     """
 
     def __init__(self, report: _Report) -> None:
@@ -162,7 +163,8 @@ class Recorded:
         }
 
     def _sum(self, name: str, is_after: Any) -> Floats:
-        """The counter at the times `_at`, less its value at the beginning of the run."""
+        """The increase of the counter `name` from the beginning of the run to each of the times
+        `_at`."""
         report = self.report
         column, gained = np.array(getattr(report.history, name)), self.totals[name]
         first = report.totals[name] - gained
@@ -191,7 +193,7 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan told the daemon which epoch it was."""
+        """Whether the daemon followed a plan, from which it knew the epoch."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
@@ -207,8 +209,8 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # An epoch ends at the first point of the history that belongs to the next epoch: the
-            # opens that were counted up to this point were made before it.
+            # An epoch ends at the first point of the history that belongs to the next epoch,
+            # because a point counts the opens that were made before it.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

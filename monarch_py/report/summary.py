@@ -175,7 +175,8 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The slowest tier fills last. A copy takes whole blocks of 4096 bytes.
+    # The last tier is the slowest and is filled last, so its quota is the one to raise. A copy
+    # takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = rounded_up(tier["used_bytes"] + needed)
     free = 0

@@ -17,16 +17,16 @@ from monarch_py.util.units import counted, format_size
 # The rate of fills is averaged over this time [s], to estimate how long the remaining fills take.
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# Widths [columns]. NEEDED_WIDTH : what a table with bars needs besides its column of names.
-# LEAST_NAME : the least width of this column.
+# Widths [columns]. NEEDED_WIDTH : the width of all columns of a table with bars, except the column
+# of names. LEAST_NAME : the least width of the column of names.
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
 
 
 class View:
-    """Makes the frames of the view. A frame shows the daemon's latest report, and the rates since
-    the report before."""
+    """Makes the frames of the view. A frame shows the daemon's latest report, and the rates between
+    the previous report and this one."""
 
     def __init__(self) -> None:
         self._reports: deque[Report] = deque()
@@ -136,7 +136,8 @@ class _Shares:
 
 
 def _short(name: str, width: int) -> str:
-    """Returns the name, or only its end if it is too long: names differ most at their ends.
+    """Returns the name. If it is too long, returns only its end, because names differ most at their
+    ends.
 
     width : the most columns
     """

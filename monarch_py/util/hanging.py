@@ -1,8 +1,8 @@
 """Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
 A system call on a file system that hangs may never return, and no signal ends the call. So a child
-process makes the call, and is abandoned if it hangs. A thread would not do, because a thread that
-hangs would keep this process from ending.
+process makes the call, and is abandoned if the call hangs. A thread cannot take its place, because
+a thread that hangs would keep this process from ending.
 """
 
 import os
@@ -20,8 +20,8 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
-    answer. A path that cannot be probed, for lack of a process or a descriptor, is not returned
-    either."""
+    answer. A path is also left out if it cannot be probed, because the system has no process or
+    descriptor to spare."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -60,14 +60,14 @@ def _ask(path: Path) -> tuple[int, int] | None:
     try:
         _detach(end)
         os.stat(path)
-        os.statvfs(path)  # no attribute cache can answer this call
+        os.statvfs(path)  # always asks the file system, whereas a cache may answer stat
     finally:
         os._exit(0)
 
 
 def _detach(end: int) -> None:
     """Closes all inherited descriptors, so that no reader of this program's output waits for an
-    abandoned child. `end` becomes descriptor 3."""
+    abandoned child. `end`, the child's end of the pipe, becomes descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

@@ -37,16 +37,15 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """Returns the doubts about `directory`, whose path may contain links, and about every directory
-    and link on the way to it; certain doubts come first. Raises OSError if one of these cannot be
-    examined."""
+    """Returns the doubts about `directory`, and about every directory and link on the way to it.
+    Certain doubts come first. Raises OSError if a directory or a link cannot be examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
 
 def why_not_private(path: Path) -> str:
-    """Returns why `path` is not a directory of this user alone (mode 0700), and who can correct it;
-    "" if it is such a directory. Raises OSError if `path` does not exist."""
+    """Returns why `path` is not a directory that only this user can access (mode 0700), and what to
+    do about it; "" if it is such a directory. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -81,7 +80,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
-    # A link's mode has no meaning. In a sticky directory only owners rename and remove files.
+    # In both cases nobody else can replace anything. A link's mode has no meaning. In a sticky
+    # directory, only a file's owner and the directory's owner may rename or remove the file.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:
@@ -108,8 +108,9 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Returns who else may write to `path` through the group's write bit; "" if nobody. If `path`
-    has an access control list, that bit is the list's mask, otherwise it is the group's permission.
+    """Returns who else may write to `path` through the group's write bit; "" if nobody. The bit is
+    the group's permission, unless `path` has an access control list: then the bit is the mask of
+    the list.
     """
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)

@@ -13,8 +13,8 @@ from typing import Any
 PROC = Path("/proc")
 # The pause between two checks whether a process has ended [s].
 LOOK_S = 0.01
-# How long to wait until an ended process is reaped [s]. A parent that waits for the process reaps
-# it at once; other parents never do.
+# How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
+# the process at once. Another parent may never do so.
 REAP_LIMIT_S = 0.5
 
 
@@ -58,9 +58,9 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns the time at which the process was started [clock ticks since boot], which
-    distinguishes the process from a later one with the same PID. Returns None once the process has
-    ended, whether it was reaped or not."""
+    """Returns the time at which the process was started [clock ticks since boot]. The time
+    distinguishes the process from a later one with the same PID. Returns None for a process that
+    has ended, whether it was reaped or not."""
     # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -97,8 +97,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended. This is also True if the parent never reaps the process,
-        as in many containers, whose first process reaps none."""
+        """Whether the process has ended, even if its parent has not reaped it. (In many containers,
+        the first process reaps no orphans.)"""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ LEAST_PIECE = 4
 def nearest(written: str, known: Iterable[str]) -> str | None:
     """Returns the known word that is spelled most like `written`. If none is close, returns the
     first known word that contains `written`, or None."""
-    # Only errors need this module. A daemon without errors saves the memory that it would take.
+    # Imported only here, because difflib takes memory, and only a wrong word needs it.
     from difflib import get_close_matches
 
     words = list(known)

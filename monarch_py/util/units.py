@@ -15,8 +15,8 @@ _UNIT_BYTES |= {name.lower(): n_bytes for name, n_bytes in _BINARY_UNITS}
 # off_t is signed: no file and no file system holds more bytes than this.
 _LARGEST_BYTES = (1 << 63) - 1
 
-# [0-9] and not \d, since \d also matches the digits of other scripts. The limits on the length keep
-# int() cheap.
+# [0-9] and not \d, since \d also matches the digits of other scripts. The number of digits is
+# limited, so that parsing stays cheap.
 _SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
 
 
@@ -24,9 +24,9 @@ def parse_size(size: str) -> int:
     """Returns the number of bytes that `size` means: ``110GiB``, ``20 GB``, ``1.5TiB``, ``1234``.
 
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024; case does not matter.
-    A number without a unit must be an integer; if a unit leaves a fraction of a byte (``1.1GiB``),
-    the fraction is dropped. Raises ValueError, with one sentence, for everything else: negative
-    sizes, fractions of a byte, unknown units, more than 2**63 - 1 bytes.
+    A number without a unit must be an integer. With a unit, a fraction of a byte is dropped
+    (``1.1GiB``), but the result must not become 0. Raises ValueError, with one sentence, for any
+    other text: a negative size, an unknown unit, more than 2**63 - 1 bytes.
     """
     exact, unit_bytes = _parsed(size, size, "size")
     n_bytes = int(exact)
@@ -37,8 +37,8 @@ def parse_size(size: str) -> int:
 
 def parse_amount(amount: str) -> float:
     """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24); otherwise the syntax is that
-    of parse_size."""
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise the text is read as
+    by parse_size."""
     return float(_parsed(amount, amount, "size")[0])
 
 
@@ -58,7 +58,8 @@ def parse_rate(rate: str) -> float:
 def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
     """The exact number of bytes that `text` means, and the bytes of its unit.
 
-    written : the user's text, of which `text` is a part;  what : "size" or "rate"
+    written : the user's whole text, for errors (`text` may be a part of it);  what : "size" or
+        "rate"
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -78,8 +79,8 @@ def format_size(n_bytes: int) -> str:
     """Returns `n_bytes` [bytes] in the largest binary unit that it reaches, with at most one
     decimal.
 
-    Integers in that unit are exact (``4 MiB``); other sizes are rounded (``976.6 KiB``). Raises
-    ValueError for a negative number.
+    A whole number of units is shown exactly (``4 MiB``); other sizes are rounded (``976.6 KiB``).
+    Raises ValueError for a negative number.
     """
     if n_bytes < 0:
         raise ValueError(f"{n_bytes} is not a size")

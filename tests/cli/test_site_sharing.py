@@ -76,7 +76,7 @@ def test_other_settings_than_the_daemons_are_told(site: SiteSession) -> None:
     other = site.directory / "job.yaml"
     other.write_text(f"sources: [{site.datasets[0]}]\nprefetch: eager\n")
     done = site.command_line("run", "-q", "-c", str(other), "--", "true")
-    said = f"monarch: the running daemon was started with other settings than those of {other},"
+    said = f"monarch: the running daemon was started with other settings than those of {other};"
     assert done.stderr.startswith(said)
     assert done.returncode == 0
     for path in (site.datasets[0], site.datasets[0] / "part"):
