@@ -15,7 +15,7 @@ from monarch_py.errors import ConfigError
 
 def distribution(epochs: int, nodes: int) -> Floats:
     """Returns (epochs + 1,) the probabilities P(X = k) for k = 0 ... epochs (NoPFS, 3.1). Raises
-    ConfigError for a number below 1."""
+    ConfigError if `epochs` or `nodes` is below 1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])

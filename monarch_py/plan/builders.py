@@ -24,7 +24,7 @@ PATTERNS = {
     "webdataset": ("*.tar",),
 }
 
-# File name extensions of images for torchvision's ImageFolder.
+# The extensions of the file names that torchvision's ImageFolder takes for images.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # The samples of one file: their offsets and their lengths [bytes].
@@ -263,8 +263,8 @@ def hdf5_chunks(found: Any) -> list[Any]:
     chunks: list[Any] = []
     try:
         found.id.chunk_iter(chunks.append)
-    # HDF5 before 1.12.3 has no chunk_iter. There, each query takes time in proportion to the number
-    # of chunks.
+    # HDF5 before 1.12.3 has no chunk_iter. The queries below are slower: each takes time in
+    # proportion to the number of chunks.
     except AttributeError:
         return [found.id.get_chunk_info(at) for at in range(found.id.get_num_chunks())]
     return chunks

@@ -114,9 +114,10 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns (n,) which of these units are already known: either they were seen a short time
-        ago, because a program opens a file twice, or they lie shortly before `entered`, where they
-        may have been opened before the estimator began to follow the node."""
+        """Returns (n,) which of these units are already known. A unit is known if it was seen a
+        short time ago: a program may open a file twice. A unit is also known if its place lies
+        shortly before `entered`: it may have been opened before the estimator began to follow the
+        node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -160,7 +161,7 @@ class _Evidence:
 
     fits : how many of the `accesses` fit
     by_chance : how many of the `accesses` would fit on average if their order were random
-    variance : the variance of the number that would fit
+    variance : the variance of the number that would fit by chance
     """
 
     fits: int
@@ -259,8 +260,8 @@ class PositionEstimator:
         return int(starts[self.front]) if self.front < len(starts) else int(starts[-1]) + 1
 
     def expect(self, following: Run) -> None:
-        """Sets the next run. It may have begun already, so accesses that did not fit the current
-        run are matched against it."""
+        """Sets the next run. The next run may have begun already, so accesses that did not fit the
+        current run are compared with the next run."""
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
@@ -336,9 +337,9 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Returns (n,) which of these units were seen a short time ago.
 
-        alone : True if no job of another plan reads the same files. Units of the previous run are
-            then not recognised once this run is under way. Otherwise all units near the previous
-            run's end would be recognised, and in a short run these are most units
+        alone : True if no job of another plan reads the same files. Then units of the previous run
+            are no longer recognised once this run is under way. In a short run, most units are near
+            the previous run's end; if they were recognised, hardly any evidence would remain
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -357,8 +358,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """Returns the units of the last observations, (n,): of as many observations as are needed
-        for SEARCHED units, or of all observations if they have fewer units."""
+        """The units of the last observations, (n,). These are as many observations as are needed
+        for SEARCHED units; all observations if they have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -107,9 +107,9 @@ class Deal:
 
     @property
     def most(self) -> int:
-        """The most samples that a rank takes in a step. The cap counts as the decimal number that
-        it is written as, so that 1.1 times 10 is 11. As a float, the product would be slightly
-        larger, and would be rounded up to 12."""
+        """The most samples that a rank takes in a step. The cap is used as the decimal number that
+        the user wrote: 1.1 times 100 is 110. In floating point, the product would be slightly
+        larger than 110, and would be rounded up to 111."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
@@ -147,8 +147,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
-    batch of every rank is smaller, it is kept, or dropped with `drop_last`.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
+    last batch is kept, or dropped with `drop_last`; its size is the same on all ranks.
 
     chunks : (ranks, samples of a rank)
     """

@@ -57,8 +57,8 @@ class Section:
     """The accesses of all ranks while one part runs in one epoch.
 
     start : position of the section's first access, the same on every node
-    rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE if a
-        rank has no access there
+    rows : (per_rank, world_size) int32, units; row i has the i-th access of every rank, or NONE for
+        a rank without an i-th access
     """
 
     epoch: int

@@ -1,7 +1,7 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes its schedule alone, so the ranks compare digests of the schedules' inputs. And
-one rank can do work, such as asking for file sizes, whose result all ranks use.
+`Agreement` compares digests: each rank computes its schedule alone, so all ranks must do so from
+the same inputs. `once` lets one rank do work, such as asking for file sizes, for all ranks.
 """
 
 import hashlib

@@ -119,8 +119,8 @@ class Job:
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
         label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch, or if a worker is gone; after the loss
-        of a worker, the next call continues with the batch that was due."""
+        asked for. Raises MonarchError after the last epoch, and if a worker is gone. In the second
+        case, the next call continues with the batch that was due."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()

@@ -23,9 +23,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. It does so if the program has passed the
-# generator to the DataLoader too: the DataLoader then draws its workers' seed, in two draws before
-# each epoch, or with persistent_workers only before the first epoch.
+# When a DataLoader draws from the sampler's generator. If the program has passed the generator to
+# the DataLoader too, the DataLoader draws its workers' seed from it, with two draws. It does so
+# before each epoch, or with persistent_workers only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
@@ -62,7 +62,7 @@ class _Generated(Sampler):
     def generators(self, start: int, draws: int) -> Iterator[Mersenne]:
         """Yields the generator as it is at the beginning of each epoch, from `start` on.
 
-        draws : how many numbers an epoch takes from it
+        draws : how many numbers the sampler draws in an epoch
         """
         generator = Mersenne(self.seed)
         generator.skip(start * draws + loader_skips(self.loader_draws, start))
