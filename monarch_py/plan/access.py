@@ -90,8 +90,9 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
     """Finds, for every access of a node, the position of the node's next access to the same unit.
 
-    Yields the sections, the last one first, each with an array (accesses of this node,) int64. An
-    element is NEVER if the unit is not accessed again, or if there is no access at this position.
+    Yields the sections, the last section first. Each comes with an array (accesses of this node,)
+    int64 of these positions. An element is NEVER if the unit is not accessed again, or if there is
+    no access.
     Raises ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)

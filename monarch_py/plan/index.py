@@ -54,7 +54,7 @@ class Index:
     kind : the format of the files
     root : the directory to which the names are relative
     pool : uint8, the names of all files, concatenated
-    starts : (files + 1,) uint64, where each name begins in `pool`, and where the last one ends
+    starts : (files + 1,) uint64, where each name begins in `pool`, and where the last name ends
     sizes : (files,) uint64 [bytes]
     sample_file, sample_offset, sample_length : (samples,) int32, int64, int64 [bytes], where each
         sample lies; all three are None if each file is one sample
@@ -150,7 +150,7 @@ class Index:
 
         grain : what a unit is, one of GRAINS
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
-            belongs to the block in which it begins, so a unit may extend into the next block
+            belongs to the block in which it begins. So a unit may extend into the next block
         """
         sizes = self.sizes.astype(np.int64)
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length

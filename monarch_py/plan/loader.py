@@ -139,7 +139,7 @@ class Loader:
 
     @property
     def ahead(self) -> int:
-        """The number of batches that workers may prepare beyond the one that the training waits
+        """The number of batches that workers may prepare beyond the batch that the training waits
         for."""
         return self.workers * self.prefetch_factor
 

@@ -1,13 +1,13 @@
 """Estimates a node's position in its plan from the files that programs are seen to open.
 
 The daemon has little information. From time to time it reads which files were opened since the last
-time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace;
-with `in_order=False` one of them may lag behind the others for any time; and another program may
-read a file of the dataset.
+time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace.
+With `in_order=False`, a worker may lag behind the others for any time. And another program may read
+a file of the dataset.
 
-The estimated position is called the front. An access fits the plan if its place in the plan was not
-seen yet, and if this place lies before the front or at most one window past it. The front follows
-the majority of the last accesses, never the furthest access.
+The estimated position is called the front. An access fits the plan under two conditions: its place
+in the plan was not seen yet, and this place lies before the front or at most one window past the
+front. The front follows the majority of the last accesses, never the furthest access.
 """
 
 import math
@@ -81,7 +81,7 @@ class _Progress:
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
         # Workers are at most a window ahead of the front. The limit grows from unit to unit,
-        # because the front advances with each of them.
+        # because the front advances with each unit.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -197,8 +197,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares: the share of accesses that would fit if the accessed units were random
-    units of the plan, and the share that would fit if they were random units of `runs`.
+    """Returns two shares of accesses. The first share would fit if the accessed units were random
+    units of the plan; the second would fit if the accessed units were random units of `runs`.
 
     runs : the node's runs, each with the share of random accesses to its units that would fit
     """
@@ -303,7 +303,7 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses belong to the next run. A few of them would prove
+        """Whether most of the last accesses belong to the next run. A few accesses would prove
         nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
@@ -437,7 +437,7 @@ class PositionEstimator:
     def foresee(self) -> Callable[[], Distances]:
         """Returns a function that another thread may call later. The function returns two arrays
         (units,) for the state that the estimator has now: the number of accesses until the next use
-        of each unit, and until the use after that one. An element is NOT_SOON if neither the rest
+        of each unit, and until the use after the next. An element is NOT_SOON if neither the rest
         of this run nor the next run has such a use."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)

@@ -74,7 +74,7 @@ class Deal:
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of per_step / ranks; None for batches
-        of equal size, or of sizes that differ by one if `per_step` is not a multiple of `ranks`
+        of equal size; they differ by one sample if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """
@@ -174,15 +174,15 @@ def group_schedule(  # noqa: PLR0917
     batch_size: int,
     drop_last: bool = False,
 ) -> EpochSchedule:
-    """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021):
-    groups of contiguous samples are used in random order, each rank takes an equal part of that
-    order, and the samples within a group are shuffled.
+    """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021).
+    Groups of contiguous samples are put in random order, and each rank takes an equal part of that
+    order. The samples within a group are shuffled.
 
-    A group that two ranks share is divided before it is shuffled, so that each rank reads a
-    contiguous range of each of its groups. Every sample occurs once, except that the first
-    (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
-    `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank leaves
-    out its last batch if that is not full.
+    A group that two ranks share is divided before it is shuffled. So each rank reads a contiguous
+    range of each of its groups. Every sample occurs once. In addition, the first (-length) % ranks
+    samples of the epoch are repeated at its end, on the last ranks. With `drop_last`, the epoch
+    leaves out its last length % ranks samples instead, and each rank leaves out its last batch if
+    that batch is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

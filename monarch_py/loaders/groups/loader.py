@@ -105,7 +105,7 @@ class GroupLoader:
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
         for so many epochs, and reads no groups ahead after the last epoch
     labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
-    rank, world_size : by default those of torch.distributed
+    rank, world_size : None to take them from torch.distributed
     memory : the most memory for the two buffers of a rank: bytes, or a size such as "4GiB"
     collate : makes a batch from a list of samples. By default, rows become one tensor (one array if
         torch is not installed), and samples that are bytes stay a list
@@ -250,8 +250,8 @@ class GroupLoader:
         return GroupsAhead(epoch, groups, groups.runs(at), [])
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
-        """Asks the reader to read one more group of the next epoch, if there is one, into a free
-        slot."""
+        """Asks the reader to read one more group of the next epoch into a free slot. Does nothing
+        if there is no such group."""
         epoch = self.epoch + 1 if self._is_told else self.epoch
         if (epoch if self._is_told else self._iteration) >= self._epochs:
             return
@@ -262,9 +262,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # A generator begins to run when its first item is asked for. Between __iter__, which has
-        # made this generator, and that moment, another iteration may have begun, or the process may
-        # have forked.
+        # __iter__ has made this generator, but it begins to run only when its first item is asked
+        # for. In between, another iteration may have begun, or the process may have forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):

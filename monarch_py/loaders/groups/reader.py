@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses other groups.
 
 The memory has no name, and the process ends when the training ends, even if the training is killed.
-So neither is left behind.
+So neither outlives the training.
 """
 
 import multiprocessing

@@ -52,7 +52,7 @@ class RankGroups:
         return [0, *changes.tolist(), len(self.samples)]
 
     def runs(self, begin: int) -> Iterator[Run]:
-        """Yields the runs, beginning with the one that contains the place `begin`."""
+        """Yields the runs, from the run that contains the place `begin` on."""
         borders = self.borders
         first = int(np.searchsorted(borders, begin, side="right")) - 1
         for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):

@@ -42,8 +42,8 @@ class KeptDataset:
         dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
-    The memory is shared by all processes of a user and job on a node that make a KeptDataset from
-    the same dataset, and by their workers. The first process that reads a sample stores it. Other
+    The processes of a user's job on a node share the memory if they make a KeptDataset from the
+    same dataset. Their workers share it too. The first process that reads a sample stores it. Other
     processes find the sample only after all of it is stored. Nothing is evicted. The memory ends
     with the last process.
 
@@ -246,7 +246,7 @@ class _Layout:
     def begin(self, memory: mmap.mmap) -> None:
         store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
         store.samples, store.data = self.samples, self.data
-        # If less memory is available, the mapping still has its full size, but less of it is used.
+        # If less than `room` is available, less of the mapping is used. Its size stays the same.
         store.room = min(self.room, available_bytes())
 
 

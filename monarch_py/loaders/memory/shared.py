@@ -33,8 +33,9 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
-    is pickled for any other purpose finds its memory by the key when it is unpickled.
+    Other processes also get the memory by fork, or within the arguments of a Process. If a
+    SharedMemory is pickled for any other purpose, it finds its memory by the key when it is
+    unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it

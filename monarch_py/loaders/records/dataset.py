@@ -30,8 +30,8 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The numbers of bytes that frame a record's data in a TFRecord file: before and after the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces their locks: a thread of the parent may have
-# a lock during the fork, and the child does not have that thread to release the lock.
+# The datasets of this process. A forked child replaces their locks: if a thread of the parent has a
+# lock during the fork, the lock stays locked in the child, which does not have that thread.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -56,8 +56,8 @@ class RecordDataset:
 
     A DataLoader gets a batch through `__getitems__`, which has up to `in_flight` reads under way at
     once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one after
-    the other. HDF5 files are also read by offset, without h5py. A filtered (compressed) chunk is
-    decoded once per batch.
+    the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
+    (compressed) chunk is decoded once per batch.
 
     Reads of neighbouring samples are joined, which helps if a training reads groups or runs of
     samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632

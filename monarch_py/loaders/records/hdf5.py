@@ -170,7 +170,7 @@ class Decoder:
     """Decodes the chunks of a dataset in one file.
 
     zlib and NumPy undo `gzip` and `shuffle`. HDF5 itself undoes other filters: the encoded bytes of
-    a chunk are written into a dataset in memory that has the same filters, and HDF5 decodes them
+    a chunk are written into a dataset in memory that has the same filters. HDF5 decodes these bytes
     when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
     be opened.
 
@@ -251,7 +251,7 @@ class _InMemory:
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
         skipped filters of the chunk that it looked up last, and a direct write does not update
-        them. After a read from the second chunk, HDF5 looks the first one up again."""
+        them. After a read from the second chunk, HDF5 looks up the first chunk again."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

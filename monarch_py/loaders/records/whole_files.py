@@ -50,7 +50,7 @@ class FileDataset:
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
         """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
-        a file that is missing, or has another size than when the index was made."""
+        a file that is missing, or whose size differs from the index."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):

@@ -35,7 +35,7 @@ class HeldSampler(ScheduledSampler):
     ranks_per_node : None for the number that the launcher has set
     quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
         keep files
-    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
     holders : (samples, any) the nodes that hold each sample, padded with -1, as a plan gives them
         (planned.sampler_of); None to compute the holders

@@ -145,7 +145,7 @@ def kept_by_daemons(
     sources.
 
     nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
-    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep; they take room from the dataset if not all files fit
     extra : whether nodes with room left hold second copies
     """

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# The variable in which a launcher gives the number of all ranks, and the variable in which it gives
-# the number of ranks on this node: of torchrun, srun, Open MPI and MPICH. SLURM_NTASKS is not used,
-# since it is also set for a single process in an allocation for several tasks.
+# Environment variables of torchrun, srun, Open MPI and MPICH. The first of each pair has the number
+# of all ranks, the second the number of ranks on this node. SLURM_NTASKS is not used, since it is
+# also set for a single process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",

@@ -198,8 +198,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to the earlier ones. If the epoch's measurements differ
-        from the model of the earlier ones by more than CHANGED, they replace the earlier ones."""
+        """Adds the epoch's measurements to the earlier measurements. Drops the earlier measurements
+        if the epoch's measurements differ from their model by more than CHANGED."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

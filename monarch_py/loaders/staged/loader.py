@@ -49,12 +49,12 @@ class StagedLoader:
     batch_sampler : an iterable of lists of samples. To continue an epoch from a checkpoint, the
         loader calls the sampler's load_state_dict if its state_dict has an argument `done`;
         otherwise the loader skips the batches that are done
-    workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
-        the number between epochs according to measured times (Lobster 4.1)
+    workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
+        then chooses the number for each epoch from measured times (Lobster 4.1)
     copy : True copies each batch to memory of its own, so that the training may keep it
     pin_memory : registers the ring's memory with CUDA, once. A batch's slot is then not reused
-        before the current CUDA stream has finished all work that the training queued before it
-        asked for the next batch
+        while the GPU may still read it: all work that the training queued on the current CUDA
+        stream, before it asked for the next batch, must have ended
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker

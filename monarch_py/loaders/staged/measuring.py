@@ -106,7 +106,7 @@ def advise(
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
     """Returns the most frequent size classes, each with its samples. Samples of other classes are
-    counted as samples of the nearest one."""
+    counted as samples of the nearest of these classes."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]

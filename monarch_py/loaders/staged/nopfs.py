@@ -53,7 +53,7 @@ class Job:
     drop_last_batch : whether the last batch is left out if it is not full
     seed : the seed of the random orders; the same on all ranks
     workers, max_batch, multiprocessing_context : as for StagedLoader
-    rank, world_size : None for those of torch.distributed
+    rank, world_size : None to take them from torch.distributed
     """
 
     def __init__(  # noqa: PLR0917  as NoPFS has it
@@ -143,8 +143,8 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's iteration has ended. Loading its own state makes its next iteration begin
-            # after the delivered batches.
+            # The loader's iteration has ended. Let the loader load its own state, so that the next
+            # iteration begins after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise
