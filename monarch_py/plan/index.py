@@ -35,7 +35,8 @@ class Units:
     """The units whose accesses a plan counts: pieces of files.
 
     lookup : (samples + 1,) int32, the unit of each sample. The last element is NONE, so that
-        lookup[NONE] is NONE (-1). The field is None if every sample is a unit of its own
+        lookup[NONE], which is lookup[-1], is NONE. The field is None if every sample is a unit
+        of its own
     length : (units,) int64, the size of each unit [bytes]
     """
 

@@ -1,7 +1,7 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-`Agreement` compares digests: each rank computes its schedule alone, so all ranks must do so from
-the same inputs. `once` lets one rank do work, such as asking for file sizes, for all ranks.
+Each rank computes its schedule alone; `Agreement` checks that all ranks use the same inputs.
+`once` lets one rank do work for all ranks, such as asking for file sizes.
 """
 
 import hashlib

@@ -86,8 +86,8 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 def _sizes(paths: Sequence[str]) -> Ints:
     """The sizes of the files, (paths,) [bytes]. Only one rank asks the file system, and the ranks
-    with the same paths share the result. Several threads ask, since a parallel file system answers
-    many requests at a time."""
+    with the same paths share the result. This rank uses several threads, since a parallel file
+    system answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]

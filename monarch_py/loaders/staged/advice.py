@@ -134,7 +134,7 @@ class Model:
         return sum(each)
 
     def batch_seconds(self, workers: int, batch: float) -> float:
-        """Returns the seconds between two batches if `workers` workers read batches.
+        """Returns the seconds between two batches if `workers` workers read them.
 
         batch : the number of samples in a batch
         """
@@ -198,8 +198,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to the earlier measurements. Drops the earlier measurements
-        if the epoch's measurements differ from their model by more than CHANGED."""
+        """Adds the epoch's measurements to the earlier measurements. But if the model that
+        is fitted to the earlier measurements is wrong by more than CHANGED, drops these first."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size
