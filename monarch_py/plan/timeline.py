@@ -160,8 +160,8 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on. The first section starts at `batch`. One section at a
-        time is in memory. Raises ConfigError if there is no such epoch or batch."""
+        """Yields the sections from `epoch` on. The first section starts at `batch`. One section
+        at a time is in memory. Raises ConfigError if there is no such epoch or batch."""
         self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}
