@@ -1,7 +1,7 @@
 """Loaders for training programs whose code may be changed; docs/loaders.md helps to choose one.
 
-Programs import the names below. Importing them imports neither torch nor h5py: a loader imports
-these when it first needs them.
+Programs import the names below. Importing this package imports neither torch nor h5py: a loader
+imports torch or h5py when it first needs it.
 """
 
 from monarch_py.loaders.groups.loader import GroupLoader

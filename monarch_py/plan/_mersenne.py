@@ -1,4 +1,4 @@
-"""The MT19937 generator in C, seeded in the same way as torch's and as NumPy's RandomState."""
+"""The MT19937 generator in C, seeded as torch's generator and NumPy's RandomState are."""
 
 import numpy as np
 import numpy.typing as npt

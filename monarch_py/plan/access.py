@@ -1,4 +1,4 @@
-"""Statistics of a timeline: a node's access frequency, first use and next use of each unit.
+"""Statistics of a timeline: how often a node accesses each unit, when first, and when next.
 
 Epochs are streamed, so memory grows with the number of units, not with the number of epochs. The
 loops over accesses are in C (csrc/plan/access.c).
@@ -31,7 +31,7 @@ class NodeAccess:
     """How one node accesses every unit.
 
     frequency : (units,) uint32, accesses in all epochs (NoPFS, 3.1)
-    first_use : (units,) int64, position of the first access; NEVER without one
+    first_use : (units,) int64, position of the first access; NEVER if there is none
     """
 
     frequency: npt.NDArray[np.uint32]
@@ -90,8 +90,9 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
     """Finds, for every access of a node, the position of the node's next access to the same unit.
 
-    Yields the sections, the last one first, each with an array (accesses of this node,) int64. An
-    element is NEVER if the unit is not accessed again, or if there is no access at this position.
+    Yields the sections, the last section first. Each comes with an array (accesses of this node,)
+    int64 of these positions. An element is NEVER if the unit is not accessed again, or if there is
+    no access.
     Raises ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
@@ -123,8 +124,8 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """Returns an array (n,) uint32 of zeros. It is not created with np.zeros, because NumPy
-    requests no huge pages for that, and random access to small pages takes twice as long."""
+    """Returns an array (n,) uint32 of zeros. np.zeros would not request huge pages, and random
+    access to an array in small pages takes twice as long."""
     return np.full(n, 0, dtype=np.uint32)
 
 

@@ -1,8 +1,8 @@
 """The probability distribution of how often a node accesses a sample (NoPFS, 3.1). It follows from
 a formula, so no order of samples is computed.
 
-In each epoch every sample goes to one of N nodes at random. So over E epochs a node accesses a
-given sample X times, where X is binomial with E trials of probability 1 / N.
+In each epoch every sample goes to one of N nodes at random. Let X be the number of times that a
+node accesses a sample in E epochs. X is binomial with E trials of probability 1 / N.
 """
 
 from math import log1p
@@ -15,7 +15,7 @@ from monarch_py.errors import ConfigError
 
 def distribution(epochs: int, nodes: int) -> Floats:
     """Returns (epochs + 1,) the probabilities P(X = k) for k = 0 ... epochs (NoPFS, 3.1). Raises
-    ConfigError for a number below 1."""
+    ConfigError if `epochs` or `nodes` is below 1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])

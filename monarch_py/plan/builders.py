@@ -24,7 +24,7 @@ PATTERNS = {
     "webdataset": ("*.tar",),
 }
 
-# File name extensions of images for torchvision's ImageFolder.
+# The extensions of the file names that torchvision's ImageFolder takes for images.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # The samples of one file: their offsets and their lengths [bytes].
@@ -186,8 +186,8 @@ _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
     """Returns the index of webdataset's tar files. Consecutive members with the same key form a
-    sample, which extends from the header of the first member to the padding of the last. Raises
-    MonarchError for a file that is not a tar archive."""
+    sample. A sample extends from the header of its first member to the padding of its last member.
+    Raises MonarchError for a file that is not a tar archive."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 
@@ -213,9 +213,12 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
-    """Returns the index of HDF5 files. A sample is a row of `dataset`: the row's bytes if the
-    dataset is contiguous, otherwise the range from the first to the last byte of the chunks that
-    hold the row. Raises MonarchError if h5py is not installed or a file has no such dataset."""
+    """Returns the index of HDF5 files. A sample is a row of `dataset`. If the dataset is
+    contiguous, the sample is the row's bytes. Otherwise it is the range from the first to the last
+    byte of the chunks that have parts of the row.
+
+    Raises MonarchError if h5py is not installed or a file has no such dataset.
+    """
     try:
         import h5py
     except ImportError:
@@ -263,8 +266,8 @@ def hdf5_chunks(found: Any) -> list[Any]:
     chunks: list[Any] = []
     try:
         found.id.chunk_iter(chunks.append)
-    # HDF5 before 1.12.3 has no chunk_iter. There, each query takes time in proportion to the number
-    # of chunks.
+    # HDF5 before 1.12.3 has no chunk_iter. The queries below are slower: each takes time in
+    # proportion to the number of chunks.
     except AttributeError:
         return [found.id.get_chunk_info(at) for at in range(found.id.get_num_chunks())]
     return chunks

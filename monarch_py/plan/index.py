@@ -34,8 +34,9 @@ ZIP_MAGIC = b"PK\x03\x04"
 class Units:
     """The units whose accesses a plan counts: pieces of files.
 
-    lookup : (samples + 1,) int32, the unit of each sample, followed by NONE, so that the index NONE
-        (-1) gives NONE; the field is None if every sample is a unit of its own
+    lookup : (samples + 1,) int32, the unit of each sample. The last element is NONE, so that
+        lookup[NONE], which is lookup[-1], is NONE. The field is None if every sample is a unit
+        of its own
     length : (units,) int64, the size of each unit [bytes]
     """
 
@@ -54,7 +55,7 @@ class Index:
     kind : the format of the files
     root : the directory to which the names are relative
     pool : uint8, the names of all files, concatenated
-    starts : (files + 1,) uint64, where each name begins in `pool`, and where the last one ends
+    starts : (files + 1,) uint64, where each name begins in `pool`, and where the last name ends
     sizes : (files,) uint64 [bytes]
     sample_file, sample_offset, sample_length : (samples,) int32, int64, int64 [bytes], where each
         sample lies; all three are None if each file is one sample
@@ -150,7 +151,7 @@ class Index:
 
         grain : what a unit is, one of GRAINS
         range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
-            belongs to the block in which it begins, so a unit may extend into the next block
+            belongs to the block in which it begins. So a unit may extend into the next block
         """
         sizes = self.sizes.astype(np.int64)
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length

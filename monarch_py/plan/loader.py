@@ -20,8 +20,8 @@ from monarch_py.plan.schedule import Deal
 #     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. The order that they distribute comes from a
-# sampler for `strided`.
+# The splits that depend on the samples' holders. They distribute the order of a sampler that fits
+# `strided`.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
@@ -39,8 +39,8 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Loader:
-    """Says which samples the ranks read in an epoch, and in which order. It stands for a sampler
-    with torch's BatchSampler and DataLoader, or for an equivalent of them.
+    """Says which samples the ranks read in an epoch, and in which order. It describes a sampler
+    together with torch's BatchSampler and DataLoader, or with equivalents of the two.
 
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
     drop_last : whether a rank's last batch is dropped if it is not full
@@ -139,7 +139,7 @@ class Loader:
 
     @property
     def ahead(self) -> int:
-        """The number of batches that workers may prepare beyond the one that the training waits
+        """The number of batches that workers may prepare beyond the batch that the training waits
         for."""
         return self.workers * self.prefetch_factor
 

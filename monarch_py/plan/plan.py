@@ -1,7 +1,7 @@
 """The plan of a training: its datasets, and how the loops of the training read them.
 
-A plan's file does not contain the accesses, but the description from which they are computed. It
-consists of text and arrays, so that reading it needs no pickles.
+A plan's file does not contain the accesses, but the description from which they are computed. The
+file consists of text and arrays, so that reading it needs no pickles.
 """
 
 import json
@@ -24,7 +24,8 @@ FORMAT = "monarch plan 1"
 # Fields of a Plan that its file stores as integers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
 
-# The name of a loader's holders among its arrays. No sampler has a field of this name.
+# The name under which a plan's file stores a loader's holders, beside the arrays of the loader's
+# sampler. So no sampler may have a field of this name.
 HOLDERS = "held_by"
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -169,8 +170,8 @@ def _below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def _loader_to(loader: Loader, prefix: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Returns a loader as JSON types, without its arrays. Adds these to `arrays`, under names that
-    begin with `prefix`."""
+    """Returns a loader as JSON types, without its arrays. Adds the loader's arrays to `arrays`,
+    under names that begin with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):

@@ -1,13 +1,13 @@
 """Estimates a node's position in its plan from the files that programs are seen to open.
 
 The daemon has little information. From time to time it reads which files were opened since the last
-time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace;
-with `in_order=False` one of them may lag behind the others for any time; and another program may
-read a file of the dataset.
+time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace.
+With `in_order=False`, a worker may lag behind the others for any time. And another program may read
+a file of the dataset.
 
-The estimated position is called the front. An access fits the plan if its place in the plan was not
-seen yet, and if this place lies before the front or at most one window past it. The front follows
-the majority of the last accesses, never the furthest access.
+The estimated position is called the front. An access fits the plan under two conditions: its place
+in the plan was not seen yet, and this place lies before the front or at most one window past the
+front. The front follows the majority of the last accesses, never the furthest access.
 """
 
 import math
@@ -81,7 +81,7 @@ class _Progress:
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
         # Workers are at most a window ahead of the front. The limit grows from unit to unit,
-        # because the front advances with each of them.
+        # because the front advances with each unit.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -114,9 +114,10 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns (n,) which of these units are already known: either they were seen a short time
-        ago, because a program opens a file twice, or they lie shortly before `entered`, where they
-        may have been opened before the estimator began to follow the node."""
+        """Returns (n,) which of these units are already known. A unit is known if it was seen a
+        short time ago: a program may open a file twice. A unit is also known if its place lies
+        shortly before `entered`: it may have been opened before the estimator began to follow the
+        node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -160,7 +161,7 @@ class _Evidence:
 
     fits : how many of the `accesses` fit
     by_chance : how many of the `accesses` would fit on average if their order were random
-    variance : the variance of the number that would fit
+    variance : the variance of the number that would fit by chance
     """
 
     fits: int
@@ -196,8 +197,8 @@ class _Evidence:
 
 
 def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares: the share of accesses that would fit if the accessed units were random
-    units of the plan, and the share that would fit if they were random units of `runs`.
+    """Returns two shares of accesses. The first share would fit if the accessed units were random
+    units of the plan; the second would fit if the accessed units were random units of `runs`.
 
     runs : the node's runs, each with the share of random accesses to its units that would fit
     """
@@ -259,8 +260,8 @@ class PositionEstimator:
         return int(starts[self.front]) if self.front < len(starts) else int(starts[-1]) + 1
 
     def expect(self, following: Run) -> None:
-        """Sets the next run. It may have begun already, so accesses that did not fit the current
-        run are matched against it."""
+        """Sets the next run. The next run may have begun already, so accesses that did not fit the
+        current run are compared with the next run."""
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
@@ -302,7 +303,7 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses belong to the next run. A few of them would prove
+        """Whether most of the last accesses belong to the next run. A few accesses would prove
         nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
@@ -336,9 +337,9 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Returns (n,) which of these units were seen a short time ago.
 
-        alone : True if no job of another plan reads the same files. Units of the previous run are
-            then not recognised once this run is under way. Otherwise all units near the previous
-            run's end would be recognised, and in a short run these are most units
+        alone : True if no job of another plan reads the same files. Then units of the previous run
+            are no longer recognised once this run is under way. In a short run, most units are near
+            the previous run's end; if they were recognised, hardly any evidence would remain
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -357,8 +358,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """Returns the units of the last observations, (n,): of as many observations as are needed
-        for SEARCHED units, or of all observations if they have fewer units."""
+        """The units of the last observations, (n,). These are as many observations as are needed
+        for SEARCHED units; all observations if they have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -436,7 +437,7 @@ class PositionEstimator:
     def foresee(self) -> Callable[[], Distances]:
         """Returns a function that another thread may call later. The function returns two arrays
         (units,) for the state that the estimator has now: the number of accesses until the next use
-        of each unit, and until the use after that one. An element is NOT_SOON if neither the rest
+        of each unit, and until the use after the next. An element is NOT_SOON if neither the rest
         of this run nor the next run has such a use."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)

@@ -36,7 +36,7 @@ from monarch_py.plan.timeline import MAX_NODES
 
 T = TypeVar("T")
 
-# Keys of a part that only the splits by holders have.
+# For each split by holders, the keys of a part that only splits by holders have.
 OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
@@ -201,8 +201,8 @@ def read_plan(path: Path) -> Plan:
     parts = []
     for position, part in enumerate(keys.parts):
         spot = at.of(position)
-        # A dataset given as a number belongs to its part alone; parts that name the same index
-        # share one dataset.
+        # Parts that name the same index share one dataset. If `dataset` is a number of samples, the
+        # part has a dataset of its own.
         key = part.dataset if isinstance(part.dataset, Path) else position
         number = known.setdefault(key, len(datasets))
         if number == len(datasets):

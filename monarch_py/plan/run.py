@@ -23,9 +23,9 @@ AHEAD_GROUPS = 2
 RECENT = 32
 # How many planned accesses may have happened for each access that was seen.
 UNSEEN = 1.5
-# A node's position is found if at least the share FOUND of its last SEARCHED accesses lies close
-# together in the plan, and if accesses at random would do so with a probability of at most
-# e ** -UNLIKELY. This bound is so low because many places in many runs are tried.
+# A node's position is found under two conditions. At least the share FOUND of the node's last
+# SEARCHED accesses lies close together in the plan. Random accesses would lie so with a probability
+# of at most e ** -UNLIKELY; this bound is so low because many places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 Units = npt.NDArray[np.int32]
@@ -102,8 +102,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # This is the chance for random units of the plan, not for units of this run, because a node
-    # with another seed or in another epoch uses other units.
+    # The chance is that of random units of the plan, not of random units of this run: a node with
+    # another seed, or in another epoch, uses units outside this run too.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

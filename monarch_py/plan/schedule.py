@@ -74,7 +74,7 @@ class Deal:
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of per_step / ranks; None for batches
-        of equal size, or of sizes that differ by one if `per_step` is not a multiple of `ranks`
+        of equal size (of sizes that differ by one, if `per_step` is not a multiple of `ranks`)
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """
@@ -107,9 +107,9 @@ class Deal:
 
     @property
     def most(self) -> int:
-        """The most samples that a rank takes in a step. The cap counts as the decimal number that
-        it is written as, so that 1.1 times 10 is 11. As a float, the product would be slightly
-        larger, and would be rounded up to 12."""
+        """The most samples that a rank takes in a step. The cap is used as the decimal number that
+        the user wrote: 1.1 times 100 is 110. In floating point, the product would be slightly
+        larger than 110, and would be rounded up to 111."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
@@ -147,8 +147,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
-    batch of every rank is smaller, it is kept, or dropped with `drop_last`.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
+    last batch is kept, or dropped with `drop_last`; its size is the same on all ranks.
 
     chunks : (ranks, samples of a rank)
     """
@@ -174,15 +174,15 @@ def group_schedule(  # noqa: PLR0917
     batch_size: int,
     drop_last: bool = False,
 ) -> EpochSchedule:
-    """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021):
-    groups of contiguous samples are used in random order, each rank takes an equal part of that
-    order, and the samples within a group are shuffled.
+    """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021).
+    Groups of contiguous samples are put in random order, and each rank takes an equal part of that
+    order. The samples within a group are shuffled.
 
-    A group that two ranks share is divided before it is shuffled, so that each rank reads a
-    contiguous range of each of its groups. Every sample occurs once, except that the first
-    (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
-    `drop_last`, the epoch leaves out its last length % ranks samples instead, and each rank leaves
-    out its last batch if that is not full.
+    A group that two ranks share is divided before it is shuffled. So each rank reads a contiguous
+    range of each of its groups. Every sample occurs once. In addition, the first (-length) % ranks
+    samples of the epoch are repeated at its end, on the last ranks. With `drop_last`, the epoch
+    leaves out its last length % ranks samples instead, and each rank leaves out its last batch if
+    that batch is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

@@ -43,8 +43,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Returns the number that this epoch of the training has for the part's sampler, which
-        counts either all epochs or only those in which the part runs (Sampler.by_epoch)."""
+        """Returns the number that this epoch of the training has for the part's sampler. A
+        sampler counts either all epochs, or only the epochs in which its part runs
+        (Sampler.by_epoch)."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -57,8 +58,8 @@ class Section:
     """The accesses of all ranks while one part runs in one epoch.
 
     start : position of the section's first access, the same on every node
-    rows : (per_rank, world_size) int32, units; row i holds the i-th access of every rank; NONE if a
-        rank has no access there
+    rows : (per_rank, world_size) int32, units; row i has the i-th access of every rank, or NONE for
+        a rank without an i-th access
     """
 
     epoch: int
@@ -159,8 +160,8 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on. The first one starts at `batch`. Only one section is
-        in memory at a time. Raises ConfigError if there is no such epoch or batch."""
+        """Yields the sections from `epoch` on. The first section starts at `batch`. One section
+        at a time is in memory. Raises ConfigError if there is no such epoch or batch."""
         self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}

@@ -138,7 +138,7 @@ def test_batches_out_of_order_are_refused() -> None:
     )
     # Without its workers, which would have to end before the test does.
     iterator: Any = _BaseDataLoaderIter(loader)
-    with pytest.raises(ConfigError, match=r"^in_order: with False"):
+    with pytest.raises(ConfigError, match=r"^in_order: with in_order=False"):
         iterator._next_index()
 
 

@@ -54,16 +54,17 @@ class GroupTimes:
         )
 
 
-# A group that the reading process was asked for, its slot, and the number of its task.
+# (group, slot, task): task number `task` asks the reading process to read the group into the slot.
 Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The epoch that is expected next. Its first groups may have been asked for already.
+    """The epoch that is expected next. The reading process may be reading its first groups already.
 
-    groups : all groups of the epoch;  asked : the groups that the process was asked for
-    runs : the groups that it was not asked for yet
+    groups : all groups of the epoch
+    asked : the groups that the reading process was asked for
+    runs : the groups that the reading process was not asked for yet
     """
 
     epoch: int
@@ -86,26 +87,28 @@ class GroupLoader:
     buffer, with many requests in flight, while the training uses the other buffer. Towards the end
     of an epoch the process reads the first groups of the next epoch.
 
-    Groups mix samples less than a full shuffle does. The paper found that a training is as good as
-    with a full shuffle if it runs fewer epochs than a group has samples, and if the dataset is not
-    sorted by class. The loader warns of too many epochs, and of a dataset whose labels are sorted.
+    Groups mix samples less than a full shuffle does. Lee and others found that a training is as
+    good as with a full shuffle under two conditions: it runs fewer epochs than a group has samples,
+    and the dataset is not sorted by class. The loader warns of too many epochs, and of a dataset
+    whose labels are sorted.
 
-    An epoch uses every sample once, but (-length) % world_size samples twice. With `drop_last`, it
-    leaves out length % world_size samples instead, and each rank's last batch if that is not full.
-    All ranks make equally many steps, and in each step their batches have the same size.
+    All ranks make equally many steps, and in each step their batches have the same size. So an
+    epoch uses (-length) % world_size samples twice, and all others once. With `drop_last`, it uses
+    no sample twice: it leaves out length % world_size samples, and also each rank's last batch if
+    that batch is not full.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged
-    group : the number of samples in a group. 'auto' chooses a group that has at least 16 MiB and
-        more than `epochs` samples; a smaller one if two such groups exceed `memory`, or if not
-        every rank would get a group
+    group : the number of samples in a group. 'auto' chooses so many that a group has at least 16
+        MiB and more than `epochs` samples. It chooses fewer if two such groups exceed `memory`, or
+        if there would be fewer groups than ranks
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
         for so many epochs, and reads no groups ahead after the last epoch
-    labels : (samples,); a batch is then a pair of samples and labels
-    rank, world_size : by default those of torch.distributed
-    memory : the most that the two buffers of a rank may take, in bytes or as text
-    collate : makes a batch of a list of samples. By default rows become one array, or a tensor if
-        torch is installed, and samples of bytes stay a list
+    labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
+    rank, world_size : None to take them from torch.distributed
+    memory : the most memory for the two buffers of a rank: bytes, or a size such as "4GiB"
+    collate : makes a batch from a list of samples. By default, rows become one tensor (one array if
+        torch is not installed), and samples that are bytes stay a list
     start_method : how the reading process is started, as multiprocessing names it; None for the
         default of multiprocessing
 
@@ -132,7 +135,7 @@ class GroupLoader:
         self.form = form_of(dataset)
         if self.form is None:
             raise ConfigError(
-                f"dataset: {type(dataset).__name__} has no read_into, or one that does not read"
+                f"dataset: {type(dataset).__name__} has no read_into that reads the bytes of"
                 " dataset[i]; give a RecordDataset, and change samples in collate"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
@@ -152,7 +155,7 @@ class GroupLoader:
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
         self._owner = 0  # the process that has started the reader
-        self._is_told = False  # whether the training says which epoch begins
+        self._is_told = False  # whether the training has set an epoch
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
         self._slot_bytes = largest(sizes, self.group)
@@ -197,7 +200,7 @@ class GroupLoader:
             if state.get(name) != settings[name]:
                 raise ConfigError(
                     f"state: {name} is {state.get(name)!r} there and {settings[name]!r} here;"
-                    " continue with the same, or from the end of an epoch"
+                    f" give the same {name}, or continue from the end of an epoch"
                 )
         done = 0 if state["done"] == 0 else len(self) if is_whole else int(state["done"])
         self.epoch, self._begin = int(state["epoch"]), done
@@ -241,13 +244,14 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns an epoch from the step `begin` on, with no group asked for yet."""
+        """Returns an epoch from the step `begin` on. None of its groups was asked for yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
-        """Asks for one more group of the next epoch, into a free slot, if there is a next epoch."""
+        """Asks the reader to read one more group of the next epoch into a free slot. Does nothing
+        if there is no such group."""
         epoch = self.epoch + 1 if self._is_told else self.epoch
         if (epoch if self._is_told else self._iteration) >= self._epochs:
             return
@@ -258,8 +262,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # A generator runs only when its first item is asked for. Since __iter__ has made this one,
-        # another iteration may have begun, or the process may have forked.
+        # __iter__ has made this generator, but it begins to run only when its first item is asked
+        # for. In between, another iteration may have begun, or the process may have forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):
@@ -337,8 +341,8 @@ class _Groups:
             self._asked.append((run, slot, self._reader.ask(slot, run.samples)))
 
     def samples(self, begin: int, end: int) -> Any:
-        """Returns the samples at the places from `begin` to before `end` in the rank's epoch: an
-        array of rows, or a list of bytes."""
+        """Returns the samples at the places `begin` to `end` - 1 of the rank's epoch: an array of
+        rows, or a list of bytes."""
         out: Any = []
         if self._row is not None:
             out = np.empty(self._shape(end - begin), dtype=self._row.dtype)
@@ -359,7 +363,7 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """Returns the run that contains the place `at`, after waiting until it was read."""
+        """Waits until the run that contains the place `at` was read, and returns it."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()

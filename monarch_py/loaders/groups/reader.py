@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses other groups.
 
 The memory has no name, and the process ends when the training ends, even if the training is killed.
-So neither is left behind.
+So neither outlives the training.
 """
 
 import multiprocessing
@@ -24,14 +24,14 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.ring import Bytes, Ring
 from monarch_py.util.processes import PROC, Identity
 
-# How often a training that waits for a group checks that the reading process runs, and how often
-# that process checks that the training runs [s].
+# While the training waits for a group, it checks at this interval [s] that the reading process
+# runs. The reading process checks at the same interval that the training runs.
 LOOK_S = 0.25
-# The number of checks in a row that find the process stopped (SIGSTOP) before an error is raised.
-# It is a number of checks rather than a time, because a job may be stopped and continued as a
-# whole: the clock goes on while the job is stopped, but no check is made.
+# If so many checks in a row find the reading process stopped (SIGSTOP), the training raises an
+# error. Checks are counted instead of seconds, because a whole job may be stopped and continued:
+# meanwhile the clock goes on, but no checks are made.
 STOPPED_LOOKS = 10
-# How long the process may take to end by itself [s]. It may be in the middle of a read.
+# How long the reading process may take to end by itself [s]. It may have to end a read first.
 END_S = 1.0
 
 
@@ -57,7 +57,7 @@ class Task:
 class Answer:
     """The outcome of a task.
 
-    seconds : how long the reads took [s];  error : what they raised; None if they succeeded
+    seconds : how long the reads took [s];  error : what the reads raised; None if they succeeded
     """
 
     task: int
@@ -98,8 +98,8 @@ class GroupReader:
         finally:
             theirs.close()
         self._tasks = 0
-        # The callback does not refer to this object, so that the object can be collected, and the
-        # process ended, before the interpreter ends.
+        # The callback must not refer to this object. Otherwise the object would not be collected
+        # when nothing else refers to it, and the process would run until the interpreter ends.
         self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
 
     @property
@@ -128,8 +128,8 @@ class GroupReader:
 
     def take(self, task: int) -> float:
         """Waits until a task is done, and drops the answers to earlier tasks. Returns how long the
-        reads took [s]. Raises what the reads have raised, and MonarchError if the process has ended
-        or was stopped."""
+        reads took [s]. If the reads have failed, raises their error. Raises MonarchError if the
+        reading process has ended or was stopped."""
         stopped = 0
         while True:
             ready = wait([self._link, self._process.sentinel], LOOK_S)
@@ -183,7 +183,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # limited: a source that hangs may keep it alive
+        process.join(END_S)  # a read from a source that hangs may keep it alive
 
 
 def _is_stopped(pid: int) -> bool:

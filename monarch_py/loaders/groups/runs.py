@@ -15,9 +15,9 @@ class Run:
     """Consecutive samples of a rank's epoch that are of the same group.
 
     begin : the place of the first sample in the rank's epoch
-    end : the place after that of the last sample
-    samples : (samples,) int64, each sample once, in the rising order in which they are read
-    within : (end - begin,) int64, for each place, the position of its sample in `samples`
+    end : the place after the last sample
+    samples : (samples,) int64, the different samples of the run in rising order, as they are read
+    within : (end - begin,) int64; the sample at the place begin + i is samples[within[i]]
     """
 
     begin: int
@@ -52,7 +52,7 @@ class RankGroups:
         return [0, *changes.tolist(), len(self.samples)]
 
     def runs(self, begin: int) -> Iterator[Run]:
-        """Yields the runs, beginning with the one that contains the place `begin`."""
+        """Yields the runs, from the run that contains the place `begin` on."""
         borders = self.borders
         first = int(np.searchsorted(borders, begin, side="right")) - 1
         for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):

@@ -7,13 +7,13 @@ import numpy as np
 from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.groups.reader import GroupReader
 
-# The smallest group that 'auto' chooses [bytes]. The reader keeps 2 MiB in flight (16 reads of 128
-# KiB). At the beginning and the end of a group it keeps less, which hardly matters in 16 MiB. Lee
-# and others found that reads of groups of 11 MiB or more are hidden completely: they end while the
-# training computes.
+# The smallest group that 'auto' chooses if memory and the number of ranks allow it [bytes]. The
+# reader has 2 MiB in flight (16 reads of 128 KiB), except at the beginning and the end of a group.
+# In a group of 16 MiB, this exception hardly matters. Lee and others found that the training does
+# not wait for groups of 11 MiB or more: they are read while it computes.
 GROUP_BYTES = 16 << 20
-# A dataset counts as sorted if its groups have less than this share of the classes that groups of
-# random samples would have.
+# A dataset is called sorted if a group has few classes on average: less than this share of the
+# number that a group of random samples would have.
 FEW_CLASSES = 0.5
 
 
@@ -43,8 +43,9 @@ def warn(group: int, epochs: int, labels: Array | None) -> None:
     """Warns if groups may make the training worse than a full shuffle would."""
     if epochs >= group:
         warnings.warn(
-            f"{epochs} epochs with groups of {group} samples: Lee and others found group shuffle as"
-            " good as a full one for fewer epochs than a group has samples; give larger groups",
+            f"{epochs} epochs with groups of {group} samples: the training may be worse than with a"
+            " full shuffle, because a group has too few samples for so many epochs; give groups of"
+            f" more than {epochs} samples",
             stacklevel=3,
         )
     if labels is not None:
@@ -52,8 +53,8 @@ def warn(group: int, epochs: int, labels: Array | None) -> None:
         if found < FEW_CLASSES * expected:
             warnings.warn(
                 f"groups of {group} samples have {found:.1f} classes of labels on average, and"
-                f" random ones would have {expected:.1f}: the dataset is sorted; shuffle it once on"
-                " disk, or use a full shuffle",
+                f" groups of random samples would have {expected:.1f}: the dataset is sorted;"
+                " shuffle it once on disk, or use a full shuffle",
                 stacklevel=3,
             )
 

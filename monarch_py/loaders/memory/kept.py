@@ -21,9 +21,9 @@ from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.loaders")
 
-# The variables by which launchers identify a job. Jobs do not share memory, because a file may have
-# changed between them. A job without a launcher is identified by its session (setsid), which a
-# terminal or a service begins.
+# The environment variables in which launchers name a job. Two jobs do not share memory, because
+# files may have changed between the two. A job without a launcher is identified by its session
+# (setsid), which a terminal or a service begins.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -42,20 +42,20 @@ class KeptDataset:
         dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
-    The memory is shared by all processes of a user and job on a node that make a KeptDataset from
-    the same dataset, and by their workers. The first process that reads a sample stores it; others
-    find the sample only once it is whole. Nothing is evicted. The memory ends with the last
-    process.
+    The processes of a user's job on a node share the memory if they make a KeptDataset from the
+    same dataset. Their workers share it too. The first process that reads a sample stores it. Other
+    processes find the sample only after all of it is stored. Nothing is evicted. The memory ends
+    with the last process.
 
     A stored sample does not change after it was first read. So apply random augmentations after
     this dataset, and not in `dataset`.
 
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
-        their bytes, else pickled
+        their bytes; otherwise they are stored pickled
     keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
         whose `holders` name the nodes that keep each sample; None for all samples
     quota : the most memory that all processes of the node use together; less if less is available
-    name : identifies the dataset on this node; None to use the dataset's pickled form
+    name : identifies the dataset on this node; None identifies it by its pickled form
 
     Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
     """
@@ -189,8 +189,8 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Takes this process off the list of those that share the memory. The memory ends with the
-        last process that maps it."""
+        """Takes this process off the list of processes that share the memory. The memory ends with
+        the last process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class KeptDataset:
         return value if self.sample_form.is_bytes else np.ascontiguousarray(value)
 
     def _value(self, stored: memoryview) -> Any:
-        """Returns the sample that the stored bytes represent, in its own memory."""
+        """Returns a copy of the sample that the stored bytes represent."""
         if self.sample_form is None:
             return pickle.loads(stored)  # noqa: S301  this user's own
         if self.sample_form.is_bytes:
@@ -246,7 +246,7 @@ class _Layout:
     def begin(self, memory: mmap.mmap) -> None:
         store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
         store.samples, store.data = self.samples, self.data
-        # The mapping has its full size in any case; `room` limits how much of it is used.
+        # If less than `room` is available, less of the mapping is used. Its size stays the same.
         store.room = min(self.room, available_bytes())
 
 

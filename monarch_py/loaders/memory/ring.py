@@ -1,7 +1,7 @@
-"""Shared memory in slots for one batch each, which workers fill and the training reads.
+"""Shared memory that is divided into slots: workers write batches into slots for the training.
 
-The memory is a memfd, which has no name. So it ends with the last process that maps it, however
-that process ends, and the size of /dev/shm (64 MiB in many containers) does not limit it. A slot
+The memory is a memfd. A memfd has no name, so it ends with the last process that maps it, however
+that process ends. The size of /dev/shm (64 MiB in many containers) does not limit a memfd. A slot
 has room for the largest batch allowed, but uses only as much memory as its largest batch so far.
 """
 
@@ -24,8 +24,11 @@ PAGE = mmap.PAGESIZE
 
 
 def check_owner(owner: int) -> None:
-    """Checks that this process, and not its parent, has made the loader. Raises MonarchError in a
-    forked child of the process `owner`."""
+    """Raises MonarchError unless this process made the loader. A forked child has a loader that its
+    parent made.
+
+    owner : the process that made the loader
+    """
     if owner != os.getpid():
         raise MonarchError("loader: it was made in another process; make one in each process")
 
@@ -40,7 +43,8 @@ class Pickled:
 class Ring:
     """Slots of shared memory. Other processes get the ring by fork, or as an argument of a Process.
 
-    slots : their number;  slot_bytes : the size of the largest batch [bytes], rounded up to pages
+    slots : the number of slots
+    slot_bytes : the size of the largest batch [bytes]; the attribute is rounded up to pages
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -60,9 +64,9 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._fd = fd  # only now: if mmap fails, the caller closes fd, and __del__ must not
+        self._fd = fd  # not before mmap: if mmap fails, the caller closes fd, so __del__ must not
         if hasattr(mmap, "MADV_DONTDUMP"):
-            self.memory.madvise(mmap.MADV_DONTDUMP)  # else core files hold empty pages
+            self.memory.madvise(mmap.MADV_DONTDUMP)  # to leave it out of core dumps
         whole = np.frombuffer(self.memory, dtype=np.uint8)
         self._slots = list(whole.reshape(self.slots, self.slot_bytes))
 
@@ -72,7 +76,7 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads them there before it fills the slot. They are not sent through the pipe, because both
+        reads them there before it fills the slot. If they were sent through the pipe, both
         processes could block: the training while it sends the numbers, and the worker while it
         sends a large answer. Returns the argument for `read_numbers`: the count of numbers, a
         Pickled for other keys, or the numbers themselves if the slot is too small for them."""

@@ -2,8 +2,8 @@
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 maps the memory. A process that comes later opens the memory through /proc/PID/fd of a process on
-the list. If all processes are killed, only the list is left, and the next process that shares
-memory on the node removes it.
+the list. If all processes are killed, only the list is left. The next process that makes a
+SharedMemory on the node removes that list.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
-# How long a process waits for the lock of the list [s]. Its holder needs it for less than 1 ms.
+# How long a process waits for the lock of the list [s]. A process keeps the lock for under 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20
@@ -33,8 +33,9 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    Other processes also get it by fork, or within the arguments of a Process. A SharedMemory that
-    is pickled for any other purpose finds its memory by the key when it is unpickled.
+    Other processes also get the memory by fork, or within the arguments of a Process. If a
+    SharedMemory is pickled for any other purpose, it finds its memory by the key when it is
+    unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it
@@ -83,10 +84,10 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Returns a descriptor of the memory, opened through /proc/PID/fd; None if the process no
-        longer has the memory.
+        """Opens the memory through /proc/PID/fd of a process on the list. Returns a descriptor of
+        the memory; None if that process no longer has the memory.
 
-        line : the line of that process in the list
+        line : the process's line in the list
         """
         pid, _, number, inode = line.split()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Arrays as tensors of torch, which need not be installed."""
+"""Makes tensors of torch from arrays, if torch is installed."""
 
 import importlib.util
 from functools import cache
@@ -13,12 +13,13 @@ def has_torch() -> bool:
 
 
 def as_tensor(array: Array) -> Any:
-    """The array as a tensor over the same memory, if torch is installed and has its dtype."""
+    """Returns a tensor over the array's memory; the array itself if torch is not installed or does
+    not have the array's dtype."""
     if not has_torch():
         return array
     import torch
 
     try:
         return torch.from_numpy(array)
-    except (TypeError, ValueError):  # ValueError: the array has the other byte order
+    except (TypeError, ValueError):  # ValueError: the byte order is not this machine's
         return array

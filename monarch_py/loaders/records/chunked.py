@@ -14,9 +14,9 @@ from monarch_py.loaders.records.joining import Extents
 
 
 class Part(Protocol):
-    """The reads that a batch needs from one file, and the rows that are made from them.
+    """The reads that a batch needs from one file, and the rows that are made from these reads.
 
-    extents : the reads; `start` is the place of each read in the scratch buffer
+    extents : the reads; `start` is where each read goes in the scratch buffer
     scratch : the size of the scratch buffer [bytes]
     """
 
@@ -43,7 +43,8 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 
 class RowParts:
-    """Rows in chunks without filters. Each chunk of a row has one contiguous part of the row.
+    """Rows in chunks without filters. A row may be divided among several chunks; each of these has
+    one contiguous part of the row.
 
     numbers : (rows,) int64, each row's number in its file
     places : (rows,) int64, each row's place in the `out` of `finish`
@@ -72,7 +73,8 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks, which are decoded band by band. hdf5.Chunks says what a band is.
+    """Rows in filtered chunks, which are decoded band by band. A band is all chunks that have parts
+    of the same rows.
 
     file, rows, numbers, places : as for RowParts
     decoder : the decoder of the same file; the band that it decoded last is not read again
@@ -140,5 +142,5 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks are wider than rows, so that a row is not one range of its chunk."""
+    """Whether chunks are wider than rows. Then padding may interrupt a row in its chunk."""
     return chunks.shape[1:] != rows.shape

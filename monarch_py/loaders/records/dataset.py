@@ -22,16 +22,16 @@ from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
-# One read of two samples may include the gap between them, which consists of unwanted bytes. The
-# largest gap that is allowed is measured, within these bounds. A gap below a page costs nothing,
-# because sources read whole pages anyway. The upper bound spares the source, which other programs
-# read from too.
+# One read can bring two samples if it also reads the unwanted bytes between them, the gap. A
+# process measures how large a gap is worth reading, and limits the result to these bounds [bytes].
+# A gap below a page costs nothing, because sources read whole pages anyway. The upper bound spares
+# the source, from which other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
-# The bytes of a TFRecord's frame before and after its data.
+# The numbers of bytes that frame a record's data in a TFRecord file: before and after the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces their locks, because a lock may have been
-# held at the fork by a thread that only the parent has.
+# The datasets of this process. A forked child replaces their locks: if a thread of the parent has a
+# lock during the fork, the lock stays locked in the child, which does not have that thread.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -50,18 +50,19 @@ class RecordDataset:
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
     A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: a fixed-size record,
-    the data of a TFRecord's record, or the part of a tar with a sample's members and their headers,
-    which `tar_members` takes apart. Samples are numbered in the order of the files' paths, and
-    within a file in the order in which they lie there.
+    the data of a TFRecord's record, or a part of a tar: the members of one sample with their
+    headers. `tar_members` takes such a part apart. Samples are numbered file by file, in the order
+    of the files' paths, and within a file in the file's order.
 
-    A DataLoader asks for a batch by `__getitems__`, which has up to `in_flight` reads of the batch
-    under way at once, and decodes a filtered (compressed) chunk once per batch. Reads go by offset,
-    without h5py, so a batch of 64 takes about as long as 64 / `in_flight` requests one after the
-    other.
+    A DataLoader gets a batch through `__getitems__`, which has up to `in_flight` reads under way at
+    once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one after
+    the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
+    (compressed) chunk is decoded once per batch.
+
     Reads of neighbouring samples are joined, which helps if a training reads groups or runs of
-    samples. Under a full shuffle, joining saves hardly anything: for batches of 64 from 87,632
-    samples of 19 KB it saves 0.3 % of the requests and reads 0.5 % more bytes; for batches from
-    10,000 samples, 2.5 % and 3.7 % (python -m benchmarks.loaders.records).
+    samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632
+    samples of 19 KB, it saves 0.3 % of the requests and reads 0.5 % more bytes. With batches from
+    10,000 samples, it saves 2.5 % and reads 3.7 % more (python -m benchmarks.loaders.records).
 
     path : a file, or a directory; of a directory, all files whose names fit `patterns` are read
     dataset : the name of the HDF5 dataset
@@ -69,8 +70,8 @@ class RecordDataset:
     record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
         records [bytes]
     patterns : patterns of file names; by default they match the usual names of the kind
-    index : the index of the files below `path`, or the path of one made by `monarch plan index`; by
-        default the constructor reads the tables of all files and makes the index
+    index : the index of the files below `path`, or the path of an index that `monarch plan index`
+        made; by default the constructor makes the index, for which it reads the tables of all files
     length : the number of samples in the training's plan; ConfigError is raised if the dataset has
         another number
     join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
@@ -214,8 +215,8 @@ class RecordDataset:
         return self.__getitems__([number])[0] if sample is None else sample
 
     def _one(self, number: int) -> Any:
-        """Returns the sample after one simple read; None if that is not possible, so that
-        `__getitems__` must read the sample."""
+        """Reads the sample with one simple read. Returns None if this does not work; `__getitems__`
+        must then read the sample."""
         count = len(self._file)
         number = number + count if -count <= number < 0 else number
         if not 0 <= number < count or not self._is_plain[self._file[number]]:
@@ -360,10 +361,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures the largest gap of unwanted bytes between two samples at which one read of both
-        is faster than two requests. `in_flight` requests are under way at once, so each costs only
-        its share of the latency. Times two reads: one of the first sample, and a longer one that
-        begins with the second sample. Returns 0 if the second read cannot be longer."""
+        """Finds the largest gap between two samples at which one read of both is faster than two
+        reads. It times a read of the first sample, and a longer read that begins at the second
+        sample; `crossing` computes the gap from the two times. Returns 0 if the second read cannot
+        be longer."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

@@ -30,8 +30,8 @@ class Descriptors:
 
     def of(self, files: Int32s) -> Int32s:
         """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
-        least until the next call. Raises MonarchError, which names the file, if it cannot be opened
-        or its size differs from the index."""
+        least until the next call. Raises MonarchError if a file cannot be opened, or if its size
+        differs from the index."""
         if len(files) and files.min() == files.max():
             return np.full(len(files), self.one(int(files[0])), dtype=np.int32)
         return self._of_several(files)

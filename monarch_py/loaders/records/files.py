@@ -28,7 +28,7 @@ def indexed(
     """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
     not exist, and ConfigError if the kind is not known or needs another argument.
 
-    fixed : record_bytes, header_bytes
+    fixed : (record_bytes, header_bytes), for the kind 'fixed'
     """
     if not path.exists():
         raise MonarchError(f"{path}: no such file or directory; check the path")
@@ -56,7 +56,9 @@ def _kind_of(path: Path, dataset: str | None, record_bytes: int | None) -> str:
         return "webdataset"
     if ".tfrecord" in path.name:
         return "tfrecord"
-    raise ConfigError(f"kind: the name of {path} does not show it; give one of {', '.join(KINDS)}")
+    raise ConfigError(
+        f"kind: the name of {path} does not show its kind; give one of {', '.join(KINDS)}"
+    )
 
 
 def tar_members(sample: bytes) -> dict[str, bytes]:

@@ -18,9 +18,9 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """Returns the form of the samples; None if `read_into` cannot be used, so that batches must be
-    put together from `dataset[i]`. If the dataset does not have `sample_form`, reads its first
-    sample by `dataset[0]` and by `read_into`, and compares the two results."""
+    """Returns the form of the samples. Returns None if `read_into` cannot be used; the caller then
+    makes batches from `dataset[i]`. A dataset without `sample_form` is tested: its first sample is
+    read by `dataset[0]` and by `read_into`, and the two results must be equal."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)

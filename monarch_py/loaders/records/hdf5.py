@@ -57,8 +57,8 @@ class Chunks:
     shape : the shape of a chunk; its first number is the number of rows in a band
     offset, size : (bands, chunks of a band) int64, the place and the length of each chunk [bytes];
         the offset of a chunk that was never written is NOWHERE
-    skipped : (bands, chunks of a band) uint32, the filters that were not applied to the chunk, one
-        bit for each
+    skipped : (bands, chunks of a band) uint32, one bit for each filter: 1 if the filter was not
+        applied to the chunk
     is_filtered : whether chunks must be decoded before their rows can be used
     fill : the value of elements that were never written
     """
@@ -100,8 +100,8 @@ def import_h5py() -> Any:
 
 @contextmanager
 def _opened(path: Path, dataset: str) -> Iterator[Any]:
-    """Opens the dataset for the time of the context. Raises MonarchError, which names the file, if
-    it cannot be read or has no such dataset."""
+    """Opens the dataset for the time of the context. Raises MonarchError if the file cannot be read
+    or has no such dataset."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -136,8 +136,9 @@ def rows_of(path: Path, dataset: str) -> Rows:
 
 
 def _is_as_in_memory(found: Any) -> bool:
-    """Whether the bytes in the file equal those of h5py's arrays. They differ, for example, for
-    numbers that the file stores with fewer bits, and for strings with another padding."""
+    """Whether an element has the same bytes in the file as in an array that h5py returns. The bytes
+    differ, for example, for numbers that the file stores with fewer bits, and for strings with
+    another padding."""
     kind = import_h5py().h5t.py_create(found.dtype, logical=True)
     return bool(found.id.get_type().equal(kind))
 
@@ -168,8 +169,8 @@ def _chunks_of(found: Any) -> Chunks:
 class Decoder:
     """Decodes the chunks of a dataset in one file.
 
-    zlib and NumPy undo `gzip` and `shuffle`. Other filters are left to HDF5: a chunk's bytes are
-    written as they are into a dataset in memory that has the same filters, and HDF5 decodes them
+    zlib and NumPy undo `gzip` and `shuffle`. HDF5 itself undoes other filters: the encoded bytes of
+    a chunk are written into a dataset in memory that has the same filters. HDF5 decodes these bytes
     when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
     be opened.
 
@@ -231,7 +232,7 @@ class _InMemory:
         # HDF5 cannot have two files of one name open, not even in memory.
         name = f"monarch-decoded-{next(self._numbers)}"
         self._file = h5py.File(name, "w", driver="core", backing_store=False)
-        space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # see _forget_chunk
+        space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # 2 chunks: see _forget_chunk
         # Each chunk is read once, so a cache would not help.
         access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         access.set_chunk_cache(1, 0, 1.0)
@@ -250,7 +251,7 @@ class _InMemory:
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
         skipped filters of the chunk that it looked up last, and a direct write does not update
-        them. After a read from the second chunk, HDF5 looks the first one up again."""
+        them. After a read from the second chunk, HDF5 looks up the first chunk again."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

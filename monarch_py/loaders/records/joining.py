@@ -61,9 +61,9 @@ class Joined:
 def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that together read the extents.
 
-    gap : the largest gap of unwanted bytes between two extents that one read may include. Extents
-        that overlap are always joined; two that do not overlap stay apart if both have PIECE bytes
-        or more
+    gap : the largest gap of unwanted bytes between two extents that one read may include. Two
+        extents that overlap are always joined. Otherwise two extents of PIECE bytes or more are
+        never joined
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -107,8 +107,8 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads, but cuts a read that is longer than `piece` at the multiples of `piece` in
-    its file."""
+    """Returns the reads. A read that is longer than `piece` is cut at the offsets in its file that
+    are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():
         return reads

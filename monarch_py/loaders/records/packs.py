@@ -12,7 +12,7 @@ from monarch_py.plan.index import Index
 
 
 class PackDataset(RecordDataset):
-    """The files of a pack made by `monarch pack`, by number; a sample is the bytes of a file::
+    """The files of a pack that `monarch pack` made. Sample i is the content of file i, as bytes::
 
         dataset = PackDataset("train.tar")
         loader = DataLoader(dataset, batch_size=64, num_workers=4, collate_fn=decode)
@@ -24,8 +24,8 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length, join, in_flight : as for RecordDataset, which also tells how a batch is read, and what
-        errors reads raise
+    length, join, in_flight : as for RecordDataset. Its docstring also says how a batch is read, and
+        which errors reads raise
 
     The constructor raises ConfigError if the tar has no index or has changed since it was indexed.
     """

@@ -1,7 +1,7 @@
 """Many reads in flight at once, made by threads in C (csrc/loaders/reads.c).
 
 A parallel file system takes milliseconds to answer a request, and answers many at a time. The
-threads do not hold Python's lock and do not take signals; a forked child starts threads of its own.
+threads run without Python's lock and receive no signals; a forked child starts threads of its own.
 """
 
 import errno

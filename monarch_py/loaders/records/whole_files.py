@@ -15,9 +15,9 @@ from monarch_py.loaders.records.reads import IN_FLIGHT
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# A file that is in memory is read in less than this time [s]. If the files of a batch take longer,
-# several threads read the rest of the batch. A read takes 30 us from a copy in memory, and 200 us
-# from the fastest network file systems.
+# A file that is in memory is read in less than this time [s]. If the first files of a batch take
+# longer on average, several threads read its remaining files. A read takes 30 us from a copy in
+# memory, and 200 us from the fastest network file systems.
 SLOW_S = 0.0002
 
 
@@ -50,7 +50,7 @@ class FileDataset:
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
         """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
-        a file that is missing, or has another size than when the index was made."""
+        a file that is missing, or whose size differs from the index."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):

@@ -1,7 +1,7 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes its schedule alone, so the ranks compare digests of the schedules' inputs. And
-one rank can do work, such as asking for file sizes, whose result all ranks use.
+Each rank computes its schedule alone; `Agreement` checks that all ranks use the same inputs.
+`once` lets one rank do work for all ranks, such as asking for file sizes.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    others wait for its result. If there is no process group, or if the first rank fails or takes
-    longer than the store waits, each rank does the work itself."""
+    others wait for its result. In three cases, each rank does the work itself: there is no
+    process group, the first rank fails, or it takes longer than the store waits."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -72,10 +72,10 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 class Agreement:
     """Checks once whether all ranks of the process group deal samples by the same inputs. The first
-    rank that checks leaves a digest of its inputs in the group's store, and each other rank
-    compares its own digest with that one. No rank waits for another.
+    rank that checks leaves a digest of its inputs in the group's store. Each other rank compares
+    its own digest with that digest. No rank waits for another.
 
-    A sampler is identified by its number among the samplers of its process, so all ranks must make
+    A sampler is identified by its number among the samplers of its process. So all ranks must make
     their samplers in the same order.
     """
 

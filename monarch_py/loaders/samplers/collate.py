@@ -1,4 +1,4 @@
-"""Batches without samples, for ranks that may have none in a step."""
+"""Batches without samples, for ranks that may have no samples in a step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,8 +29,8 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """An empty batch, made from a batch of one sample. A part that is longer in the batch of two
-    samples has one element per sample, so its elements are removed."""
+    """Returns an empty batch, in the form of `one`, a batch of one sample. A part that is longer in
+    `two`, a batch of two samples, has one element per sample, so its elements are removed."""
     if isinstance(one, Mapping):
         return {key: _emptied(one[key], two[key]) for key in one}
     if not hasattr(one, "__len__") or getattr(one, "shape", None) == ():

@@ -31,11 +31,11 @@ class HeldSampler(ScheduledSampler):
         `quota`, the sizes must be those of the samples as the dataset returns them
     batch_size : the number of samples of a rank in a step
     seed, shuffle, drop_last : as for DistributedSampler
-    rank, world_size : None for torch.distributed's
+    rank, world_size : None to take them from torch.distributed
     ranks_per_node : None for the number that the launcher has set
     quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
         keep files
-    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
     holders : (samples, any) the nodes that hold each sample, padded with -1, as a plan gives them
         (planned.sampler_of); None to compute the holders
@@ -81,10 +81,10 @@ class HeldSampler(ScheduledSampler):
         return [*super()._dealt_by(), self.holders.data]
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """Returns a dataset that keeps the samples that this node holds in memory. Give it to the
-        loader instead of `dataset`. A held sample does not change after it was first read, so apply
-        random augmentations after the returned dataset, not in `dataset`. Raises ConfigError for a
-        sampler without a quota, because then daemons keep the files."""
+        """Returns a dataset that reads `dataset`, and keeps in memory the samples whose holder is
+        this node. Give the returned dataset to the loader. A kept sample is always returned as it
+        was first read, so apply random augmentations after the returned dataset, not in `dataset`.
+        Raises ConfigError for a sampler without a quota, because then daemons keep the files."""
         if self._sizes is None:
             raise ConfigError(
                 "quota: it is not given, so daemons keep the files and `keep` is not"

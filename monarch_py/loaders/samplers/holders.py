@@ -1,4 +1,4 @@
-"""Computes which nodes hold each sample, in the way the daemons do, so no rank has to ask them."""
+"""Computes which nodes hold each sample. Daemons compute the same, so no rank has to ask them."""
 
 import hashlib
 import logging
@@ -85,8 +85,9 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """The sizes of the files, (paths,) [bytes]. Several threads ask for them, since a parallel file
-    system answers many requests at a time. One rank asks for all ranks with the same paths."""
+    """The sizes of the files, (paths,) [bytes]. Only one rank asks the file system, and the ranks
+    with the same paths share the result. This rank uses several threads, since a parallel file
+    system answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
@@ -144,7 +145,7 @@ def kept_by_daemons(
     sources.
 
     nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
-    config : the daemons' configuration file; None for the one that MONARCH_CONFIG names
+    config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep; they take room from the dataset if not all files fit
     extra : whether nodes with room left hold second copies
     """
@@ -178,9 +179,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths, but replaces a path that leads into a source through links by the path in
-    the source. Raises ConfigError if no path is in a source, and warns if some paths are in none,
-    because daemons keep only files of sources."""
+    """Returns the paths. A path that leads into a source through links is replaced by the path in
+    the source. Daemons keep only files of sources. So this function warns if some paths are in no
+    source, and raises ConfigError if all paths are in none."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -212,8 +213,8 @@ def _is_inside(path: str, config: Config) -> bool:
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
     """Returns two arrays, (paths,): the hash of each path, as the catalog has it, and whether
-    daemons may keep the file. They may if it is in a source whose patterns and size limits admit
-    it; otherwise its hash is 0."""
+    daemons may keep the file. Daemons may keep a file if the patterns and size limits of a source
+    admit it. For other files the hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

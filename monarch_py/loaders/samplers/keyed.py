@@ -9,8 +9,8 @@ _WORD = (1 << 64) - 1
 
 def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
     """Returns a random generator for one sample in one epoch. The generator depends on the three
-    arguments alone, so augmentations stay as they are if the number of ranks or the dealing of
-    samples changes.
+    arguments alone. So augmentations do not change if the number of ranks changes, or the dealing
+    of samples.
 
     epoch : less than 2**32;  sample : less than 2**32
     """

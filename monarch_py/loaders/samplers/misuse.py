@@ -60,9 +60,12 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
-    """The error for a caller that deals the batches to the ranks again, or for a DataLoader that
-    delivers batches out of order or whose dataset has another number of samples; None for any other
-    caller."""
+    """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
+    are three misuses: the caller deals the batches to the ranks again; it is a DataLoader that
+    delivers batches out of order; its dataset has another number of samples.
+
+    frame : the caller's stack frame
+    """
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] not in PACKAGES:
         return None
     who = _sharding(frame.f_locals.get("self"))
@@ -71,7 +74,8 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with False, batches come in any order, so that the sampler cannot know which"
-            " were delivered, nor the weight of each batch's loss; remove in_order=False"
+            "in_order: with in_order=False, batches come in any order; then the sampler knows"
+            " neither which batches were delivered nor the weight of a batch's loss; remove"
+            " in_order=False"
         )
     return other_length(samples, getattr(loader, "dataset", None))

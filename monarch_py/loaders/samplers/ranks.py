@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# The variables in which launchers give the number of all ranks, and of the ranks on this node:
-# torchrun, srun, Open MPI, MPICH. SLURM_NTASKS is not among them, since it is also set for a single
-# process in an allocation for several tasks.
+# Environment variables of torchrun, srun, Open MPI and MPICH. The first of each pair has the number
+# of all ranks, the second the number of ranks on this node. SLURM_NTASKS is not used, since it is
+# also set for a single process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -45,8 +45,9 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """Returns the ranks as given, or else as torch.distributed and the launcher give them.
-        Raises ConfigError if the numbers are impossible, or not known."""
+        """Returns the ranks that the arguments name. An argument that is None is found out from
+        torch.distributed or the launcher. Raises ConfigError if a number is impossible or cannot be
+        found out."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         is_found = rank is None or world_size is None
@@ -91,8 +92,8 @@ def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
     for ranks, local in LAUNCHERS.items():
-        # A launcher's processes may start several ranks each. Then its number of processes is not
-        # the number of ranks, and its number of processes on this node must not be used.
+        # Each process of a launcher may start several ranks. Then the launcher's variables count
+        # processes instead of ranks, and must not be used.
         is_launcher = os.environ.get(ranks) == str(world_size)
         told = os.environ.get(local, "")
         if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:

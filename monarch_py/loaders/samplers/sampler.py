@@ -1,8 +1,8 @@
 """Batch samplers that follow a schedule, which a thread computes while the previous epoch runs.
 
 Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
-for 19 million samples, and next to nothing for one million. Sharing the schedule among the ranks of
-a node would need shared memory that ends with them, and ranks that wait for each other.
+for 19 million samples, and next to nothing for one million. If the ranks of a node shared one
+schedule, they would need shared memory that ends with them, and would have to wait for each other.
 """
 
 import logging
@@ -34,9 +34,9 @@ class RankEpoch:
 
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
-    sizes : (steps,) the number of samples that are dealt to this rank in each step. If a rank is
-        dealt none and batches may not be empty, it takes a sample of another rank; this sample
-        counts neither here nor in `weight`
+    sizes : (steps,) the number of samples that are dealt to this rank in each step. If the number
+        is 0 and batches may not be empty, the batch is a sample of another rank; that sample counts
+        neither here nor in `weight`
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -65,8 +65,8 @@ class RankEpoch:
 
 
 def _is_dealing(ranks: Ranks) -> bool:
-    """Whether there is a process group in which this process has the same rank, among the same
-    number of ranks, as in `ranks`."""
+    """Whether there is a process group, and it has the same number of ranks as `ranks` and the same
+    rank for this process."""
     group = process_group()
     return group is not None and (group.get_rank(), group.get_world_size()) == (
         ranks.rank,
@@ -75,8 +75,8 @@ def _is_dealing(ranks: Ranks) -> bool:
 
 
 class _Ahead:
-    """A result that a thread computes before it is asked for. A forked child does not have the
-    thread, and computes the result itself."""
+    """A result that a thread computes before the result is asked for. A forked child does not have
+    the thread, and computes the result itself."""
 
     def __init__(self, make: Callable[[], RankEpoch]) -> None:
         self._make, self._pid = make, os.getpid()
@@ -99,13 +99,13 @@ class ScheduledSampler(ABC):
 
     The global batches have the samples that DistributedSampler gives with the same seed and
     `batch_size`; only the dealing to ranks differs. With `drop_last`, the last samples are left out
-    if they cannot be divided equally among the ranks, and so is a last batch that is not full.
-    Otherwise the epoch is padded with samples from its beginning, and the last batch may be
-    smaller.
+    if they cannot be divided equally among the ranks; a last batch that is not full is left out
+    too. Without `drop_last`, the epoch is padded with samples from its beginning, and the last
+    batch may be smaller.
 
     A state counts global batches. So a training can continue with the same global batches on
-    another number of ranks. If that number does not divide the size of a batch, the ranks' batches
-    differ by one sample, and `weight` corrects the loss for it.
+    another number of ranks. If that number does not divide the size of a global batch, the ranks'
+    batches differ by one sample. `weight` corrects the loss for this difference.
     """
 
     def __init__(
@@ -294,9 +294,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None counts the batches that the iterator has handed out. A DataLoader with
-            workers asks for batches ahead, so give `done` then, unless the loader counts the
-            batches itself (StatefulDataLoader)
+            beginning. None counts the batches that the iterator has handed out. For a DataLoader
+            with workers, which asks for batches ahead, that is too many: give `done`, unless the
+            loader counts batches itself (StatefulDataLoader)
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -307,7 +307,7 @@ class ScheduledSampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state_dict` was called: the next iteration begins with the batch after
-        the last one that was delivered. The state's seed, shuffle, drop_last and size of the global
+        the last delivered batch. The state's seed, shuffle, drop_last and size of the global
         batches replace the sampler's. The position is used only once: after an iteration has taken
         a batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))

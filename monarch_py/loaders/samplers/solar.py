@@ -20,12 +20,12 @@ log = logging.getLogger("monarch.loaders")
 
 class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap, and all nodes load equally many of the other samples (SOLAR 4.3).
+    a cap. The other samples are dealt so that all nodes load equally many (SOLAR 4.3).
 
     A sample has one holder, which is the same in all epochs. No other choice of holders can save
     more loads: an epoch uses each sample once, and only samples without a holder are loaded from
-    the source. A node takes a sample that another node holds only if the holder has reached the
-    cap, or if a rank would have fewer than `least` samples.
+    the source. A node takes a sample of another holder in two cases only: the holder has reached
+    the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
         room for them
@@ -81,8 +81,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """The epochs in the best order, and how many samples are loaded with the epochs in the
-        usual order and in the best order."""
+        """Three values: the epochs in the best order, the number of samples that are loaded in the
+        usual order of the epochs, and the number that are loaded in the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(
@@ -95,8 +95,8 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """The share of loads that the best order of the epochs saves, if nodes keep the samples
-        that they used last; 0 without `epoch_order`."""
+        """The share of loads that the best order of the epochs saves if nodes keep the samples that
+        they used last. It is 0 without `epoch_order`."""
         if not self._at.epochs:
             return 0.0
         _, before, after = self._path

@@ -19,9 +19,9 @@ class State:
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks
     ranks : the number of ranks of the training that wrote the first state. The length of an epoch
-        is padded or cut to a multiple of it, even if another number of ranks continues
+        is padded or cut to a multiple of this number, even if another number of ranks continues
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
-    epochs, capacity : of SolarSampler's `epoch_order`: how many epochs are put in order (0: none),
+    epochs, capacity : for SolarSampler's `epoch_order`: how many epochs it puts in order (0: none),
         and how many samples all nodes together held when the training began
     """
 

@@ -129,12 +129,12 @@ class Model:
         return cls(times, [shares[size] for size in classes])
 
     def per_sample(self, workers: int) -> float:
-        """Returns the seconds that each of `workers` takes for a sample."""
+        """Returns the seconds that each of `workers` workers takes for a sample."""
         each = (share * time(workers) for share, time in zip(self.shares, self.times, strict=True))
         return sum(each)
 
     def batch_seconds(self, workers: int, batch: float) -> float:
-        """Returns the seconds between two batches that `workers` together bring.
+        """Returns the seconds between two batches if `workers` workers read them.
 
         batch : the number of samples in a batch
         """
@@ -159,7 +159,7 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of the epochs since CHANGED last showed that conditions have changed
+    measured : the times of the epochs since the conditions last changed (CHANGED)
     """
 
     most: int
@@ -192,14 +192,14 @@ class Advisor:
         self._take_over()
         measured_most = max(key.workers for key in self.measured)
         batch = (counts.samples - self._before.samples) / batches
-        # Beyond the largest measured number of workers the model only extrapolates, so the next
-        # number is at most twice that number.
+        # Beyond the largest measured number of workers the model only extrapolates. So the next
+        # number is at most twice the largest measured one.
         limit = min(self.most, 2 * measured_most)
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements. If they differ from the model of the earlier measurements
-        by more than CHANGED, drops the earlier measurements."""
+        """Adds the epoch's measurements to the earlier measurements. But if the model that
+        is fitted to the earlier measurements is wrong by more than CHANGED, drops these first."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -20,10 +20,10 @@ from monarch_py.util.processes import PROC, Identity
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
 # If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
-# times do not count, because a job that is stopped and continued as a whole must not cause the
-# error.
+# stops are allowed: while a whole job is being stopped or continued, the training may run for a
+# moment when a worker does not.
 STOPPED_S = 3.0
-# How long workers may take to end by themselves [s]. A worker may be in the middle of a read.
+# How long workers may take to end by themselves [s]. A worker may have to end a read first.
 END_S = 1.0
 
 # The task that ends a worker.
@@ -61,8 +61,8 @@ class Crew:
         self._poll = select.poll()
         self._workers: dict[int, Worker] = {}  # by the descriptor of their link
         self._stopped_since: dict[int, float] = {}  # by process id
-        # The callback does not refer to this object, so that the object can be collected, and the
-        # workers ended, before the interpreter ends.
+        # The callback must not refer to this object. Otherwise the object would not be collected
+        # when nothing else refers to it, and the workers would run until the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     @property
@@ -70,7 +70,7 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until there are `count`. The workers that it ends must be idle."""
+        """Starts or ends workers until `count` workers run. Only idle workers may be ended."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]
@@ -186,7 +186,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # limited: a source that hangs may keep it alive
+            worker.process.join(END_S)  # a read from a source that hangs may keep it alive
         if worker.process.exitcode is not None:
             worker.process.close()
 

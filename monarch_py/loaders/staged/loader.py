@@ -1,4 +1,4 @@
-"""StagedLoader: an interface like torch's DataLoader, over a reused ring of shared memory.
+"""StagedLoader: like torch's DataLoader, but batches are read into a reused ring of shared memory.
 
 Worker processes read samples straight into a slot of the ring, and the training gets views of the
 slot. So a sample is written once, and nothing is allocated, sent or mapped for a batch::
@@ -41,24 +41,26 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place if there is no
-        collate_fn, samples are bytes or arrays, and the class of the dataset defines
-        `read_into(samples, out)` and `sizes` together with `dataset[i]`. A batch is then one array,
-        (samples, *shape), or a list of byte arrays if samples differ in size
-    batch_sampler : an iterable of lists of samples. If it has state_dict(done=batches), it resumes
-        an epoch itself; otherwise the loader skips batches
-    workers : the number of processes; 0 reads in this process; "auto" begins with one, and changes
-        the number between epochs according to measured times (Lobster 4.1)
+    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place under three
+        conditions: there is no collate_fn; samples are bytes or arrays; and the class of the
+        dataset defines `read_into(samples, out)` and `sizes` together with `dataset[i]`. A batch
+        that is read in place is one array, (samples, *shape), or a list of byte arrays if samples
+        differ in size
+    batch_sampler : an iterable of lists of samples. To continue an epoch from a checkpoint, the
+        loader calls the sampler's load_state_dict if its state_dict has an argument `done`;
+        otherwise the loader skips the batches that are done
+    workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
+        then chooses the number for each epoch from measured times (Lobster 4.1)
     copy : True copies each batch to memory of its own, so that the training may keep it
-    pin_memory : registers the ring's memory with CUDA, once. When the training asks for the next
-        batch, its slot is not reused before the current CUDA stream has finished all work that the
-        training has queued until then
+    pin_memory : registers the ring's memory with CUDA, once. A batch's slot is then not reused
+        while the GPU may still read it: all work that the training queued on the current CUDA
+        stream, before it asked for the next batch, must have ended
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
-    max_batch : the size of the largest batch, in bytes or as text; only the part of a slot that
-        batches have filled uses memory
+    max_batch : the size of the largest batch: bytes, or a size such as "1GiB". Only the part of a
+        slot that batches have filled uses memory
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -178,7 +180,7 @@ class StagedLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state: the next iteration continues the state's epoch after the batches
-        that the state has counted. If `set_epoch` then sets another epoch, that epoch begins at its
+        that were delivered. If `set_epoch` then sets another epoch, that epoch begins at its
         first batch. If the batch sampler has no epochs and the state was taken after a whole epoch,
         the next iteration begins at the first batch."""
         self._epoch += 1
@@ -202,8 +204,8 @@ class StagedLoader:
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and computed
-        sources : how many samples came from where, if the dataset counts that, as KeptDataset does;
-            else the opens that the node's daemon has counted, as sources.daemon_sources returns it
+        sources : if the dataset has a method `sources`, as KeptDataset has, how many samples came
+            from where; otherwise the counts of the node's daemon (sources.daemon_sources)
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)
@@ -227,7 +229,7 @@ class StagedLoader:
     # --- one batch ------------------------------------------------------------------------------
 
     def next_batch(self, epoch: int) -> Batch:
-        """The next batch in its slot. Raises StopIteration at the end of the epoch, and if a newer
+        """The next batch in its slot. Raises StopIteration at the end of the epoch, or if a newer
         epoch has begun."""
         check_owner(self._owner)
         if epoch != self._epoch:

@@ -43,7 +43,8 @@ MOST_CLASSES = 3
 class Advice:
     """The number of workers that a training needs, and the measurements that it follows from.
 
-    workers : the fewest with which an epoch takes at most 5 % longer than with the best number
+    workers : the fewest workers with which an epoch takes at most 5 % longer than with the best
+        number of workers
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
@@ -77,7 +78,8 @@ def advise(
     """Measures how fast workers read the dataset's samples, and computes how many workers a
     training needs. Samples are read in random order, and a second time only when all were read.
 
-    batch : the number of samples in a batch;  step_s : how long the training computes for one [s]
+    batch : the number of samples in a batch
+    step_s : how long the training computes for a batch [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
     collate_fn, method : collate_fn and multiprocessing_context of the training's loader
     """
@@ -104,7 +106,7 @@ def advise(
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
     """Returns the most frequent size classes, each with its samples. Samples of other classes are
-    counted as samples of the nearest one."""
+    counted as samples of the nearest of these classes."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]

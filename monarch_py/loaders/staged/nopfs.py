@@ -53,7 +53,7 @@ class Job:
     drop_last_batch : whether the last batch is left out if it is not full
     seed : the seed of the random orders; the same on all ranks
     workers, max_batch, multiprocessing_context : as for StagedLoader
-    rank, world_size : None for those of torch.distributed
+    rank, world_size : None to take them from torch.distributed
     """
 
     def __init__(  # noqa: PLR0917  as NoPFS has it
@@ -119,8 +119,8 @@ class Job:
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
         label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch, or if a worker is gone; after the loss
-        of a worker, the next call continues with the batch that was due."""
+        asked for. Raises MonarchError after the last epoch, and if a worker is gone. In the second
+        case, the next call continues with the batch that was due."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
@@ -143,8 +143,8 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's iteration has ended. Loading its own state makes its next iteration begin
-            # after the delivered batches.
+            # The loader's iteration has ended. Let the loader load its own state, so that the next
+            # iteration begins after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise

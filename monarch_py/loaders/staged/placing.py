@@ -1,5 +1,4 @@
-"""Splits a batch: its arrays go into a slot, one after the other, and a tree tells where each of
-them is.
+"""Splits a batch into arrays, which go into a slot, and a tree that tells where each array is.
 
 Arrays, and torch's tensors in the processor's memory, are written into the slot. Everything else in
 a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.
@@ -25,7 +24,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Arrays of one shape that will be stacked to one array of the batch."""
+    """Arrays of one shape that will be stacked into one array of the batch."""
 
     items: Sequence[Any]
 
@@ -46,9 +45,9 @@ class Placed:
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Returns the samples as the batch that torch's default_collate would make, but with a Stack
-    for arrays that are still to be stacked. Raises ConfigError if torch has no default batch for
-    these samples."""
+    """Returns the batch that torch's default_collate would make of the samples. But arrays are not
+    stacked yet: a Stack has them, and `place` stacks them in the slot. Raises ConfigError if torch
+    has no default batch for these samples."""
     if not samples:
         return []
     first = samples[0]
@@ -209,7 +208,7 @@ class _Placing:
         return placed
 
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
-        """Reserves room for an array after the last one.
+        """Reserves room for an array, behind the arrays that the slot already has.
 
         dtype : numpy's or torch's
         """

@@ -58,10 +58,10 @@ class Batch:
 
 @dataclass
 class BatchesAhead:
-    """The batches that workers were asked for in the running epoch, and the batches still to ask
-    for.
+    """The batches of the running epoch: those that workers were asked for, and the others.
 
-    batches : the batches that were not asked for yet;  has_more : whether any may be left
+    batches : the batches that workers were not asked for yet
+    has_more : whether `batches` may yield another batch
     order : the numbers of the tasks, in the order of delivery. An answer to a task that is not in
         `order` belongs to an epoch that was left early. It is dropped, and only its slot is used
         again
@@ -122,8 +122,8 @@ class Stage:
 
     def next(self) -> Batch:
         """Returns the next batch. Its tree is a Failure if reading it has failed. Raises
-        StopIteration at the end of the epoch, and MonarchError if a worker is gone, which also ends
-        the epoch."""
+        StopIteration at the end of the epoch. Raises MonarchError if a worker is gone; this also
+        ends the epoch."""
         self._give_back()
         if not self.workers:
             return self._read_here()
@@ -249,8 +249,8 @@ class Stage:
 
 
 def _base_seed() -> int:
-    """Returns a seed for the workers' random generators. It is drawn from torch's generator if the
-    training has imported torch, as DataLoader does, else from Python's."""
+    """Returns a seed for the workers' random generators. If the training has imported torch, the
+    seed is drawn from torch's generator, as DataLoader's seed is; otherwise from Python's."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.empty((), dtype=torch.int64).random_().item())

@@ -22,8 +22,8 @@ from monarch_py.loaders.staged.placing import check_room, collate, emptied, plac
 from monarch_py.util.processes import Identity
 
 # How often an idle worker checks that the training still runs [s]. Usually the worker learns at
-# once that the training has ended, because the pipe ends too, but other children of the training
-# may hold the pipe open.
+# once that the training has ended, because the pipe ends too. But other children of the training
+# may keep the pipe open.
 ORPHAN_S = 1.0
 
 
@@ -125,8 +125,7 @@ class Failure:
 
     def raise_in_training(self, where: str) -> None:
         """Raises the exception. If it comes from a worker, its cause shows the worker's traceback.
-        A StopIteration becomes a RuntimeError, as in a generator, because it would end the
-        epoch."""
+        A StopIteration would end the epoch, so it becomes a RuntimeError, as in a generator."""
         error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
         if isinstance(error, StopIteration):
             error = RuntimeError("the dataset has raised StopIteration")

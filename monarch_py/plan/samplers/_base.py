@@ -13,8 +13,8 @@ import numpy.typing as npt
 from monarch_py.errors import ConfigError
 from monarch_py.util.units import counted
 
-# The order of an epoch: an array of sample numbers. A number takes 4 bytes, because a plan for 14
-# million samples holds many of them.
+# The order of an epoch: an array of sample numbers. A number takes only 4 bytes, because a plan
+# for 14 million samples has many such numbers.
 Order = npt.NDArray[np.int32]
 
 # Marks a position without an access, for example at the end of a rank with one sample fewer than
@@ -118,8 +118,8 @@ class Sampler(ABC):
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
         """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders can only be
-        drawn from the first epoch on, so they are drawn in blocks, with one block in memory at a
-        time."""
+        drawn from the first epoch on, so they are drawn in blocks. For each block, all earlier
+        epochs are drawn again, but only the block is kept in memory."""
         block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
         for low in range((stop - 1) // block * block, start - block, -block):
             first, last = max(low, start), min(low + block, stop)

@@ -30,8 +30,8 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank, which reads one shard in each epoch: the same shard in all epochs with
-    `stick_to_shard`, otherwise the next one. The order of a shard that has one sample fewer than
+    """One reader per rank. In each epoch, a reader reads one shard: always the same shard with
+    `stick_to_shard`, otherwise the next shard. The order of a shard that has one sample fewer than
     others ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names

@@ -59,7 +59,7 @@ class Listed(Sampler):
 
 class Recorded(Listed):
     """The order that was observed in the first epoch, for readers that repeat this order in every
-    epoch (as PyTorch with DALI and TFRecords does: Dantas 2022, 6.1).
+    epoch. PyTorch with DALI and TFRecords is such a reader (Dantas 2022, 6.1).
 
     indices : (count,) integers, the order as observed
     """

@@ -1,8 +1,8 @@
 """The samplers of torch.utils.data without torch: the same indices as torch 2.13 on the CPU.
 
 A torch.Generator on the CPU is an MT19937; only the low 32 bits of its seed count. randperm is a
-Fisher-Yates shuffle with one draw per item, or a variant with two draws per item if it has 2**32 /
-20 items or more.
+Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, it is a variant with two
+draws per item.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # From this range on, randint takes two draws per number (DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. It does so if the program has passed the
-# generator to the DataLoader too: the DataLoader then draws its workers' seed, in two draws before
-# each epoch, or with persistent_workers only before the first epoch.
+# When a DataLoader draws from the sampler's generator. If the program has passed the generator to
+# the DataLoader too, the DataLoader draws the seed of its workers from this generator, with two
+# draws. It does so before each epoch, or with persistent_workers only before the first epoch.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
@@ -44,13 +44,13 @@ def randperm_draws(n: int) -> int:
 
 def loader_skips(loader_draws: str, run: int) -> int:
     """Returns how many numbers a DataLoader has drawn from the generator before the sampler draws
-    epoch `run`, including the draws at the beginning of that epoch."""
+    epoch `run`. The DataLoader's draws at the beginning of that epoch are included."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
 class _Generated(Sampler):
-    """A sampler with a generator of its own. The generator is seeded once, and nothing else draws
-    from it except the DataLoader (`loader_draws`)."""
+    """A sampler with a generator of its own. The generator is seeded once. Only the sampler and
+    the DataLoader (`loader_draws`) draw from it."""
 
     seed: int
     loader_draws: str
@@ -62,7 +62,7 @@ class _Generated(Sampler):
     def generators(self, start: int, draws: int) -> Iterator[Mersenne]:
         """Yields the generator as it is at the beginning of each epoch, from `start` on.
 
-        draws : how many numbers an epoch takes from it
+        draws : how many numbers the sampler draws in an epoch
         """
         generator = Mersenne(self.seed)
         generator.skip(start * draws + loader_skips(self.loader_draws, start))
@@ -125,8 +125,9 @@ class DistributedSampler(Sampler):
 
 @dataclass(frozen=True)
 class RandomSampler(_Generated):
-    """torch.utils.data.RandomSampler(generator=g). The generator g is seeded once, nothing else
-    draws from it except the DataLoader (`loader_draws`), and every epoch is read to its end.
+    """torch.utils.data.RandomSampler(generator=g). It is assumed that g is seeded once, that only
+    the sampler and the DataLoader (`loader_draws`) draw from g, and that every epoch is read to its
+    end.
 
     seed : the argument of g.manual_seed;  num_samples : samples of an epoch; None for `length`
     """

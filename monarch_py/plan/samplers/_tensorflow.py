@@ -13,7 +13,7 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 # The global seed if tf.random.set_seed was not called (random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321
-# Seeds are reduced modulo this number. If both seeds are 0, it replaces the second one.
+# Seeds are reduced modulo this number. If both become 0, the second seed becomes this number.
 _SEEDS = (1 << 31) - 1
 
 
