@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
@@ -117,10 +118,12 @@ IS_STABLE = not (sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "ge
 
 class BuildAll(build_ext):
     def run(self) -> None:
-        super().run()
         package = Path(self.get_ext_fullpath("monarch_py._native")).parent
         package.mkdir(parents=True, exist_ok=True)
-        self.build_preload(package / "libmonarch.so")
+        with ThreadPoolExecutor(1) as beside:
+            library = beside.submit(self.build_preload, package / "libmonarch.so")
+            super().run()
+            library.result()
         if self.inplace:  # beside an installed package, the library finds the interpreter itself
             (package / "interpreter").write_text(f"{sys.executable}\n")
         self.build_slow_source(package / "slowsource")
