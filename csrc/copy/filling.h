@@ -28,8 +28,8 @@ struct fill {
     int to, failed;   /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: the two blocks whose write-back was begun last, each as its index + 1, the latest
-     * first; 0: none */
+    /* atomic: the two blocks whose write-back began most recently, each as its index + 1; 0: none.
+     * written[0] is the later one. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
     const unsigned char *content_key; /* key of the digests; NULL: none are made */

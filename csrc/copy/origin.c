@@ -23,8 +23,8 @@
 #define COMING_ASKED_NS 4000000000ULL
 /* For all other bytes: as long as a thread can be spared. */
 #define COMING_NS 30000000000ULL
-/* A peer that is still filling the file sends the last block only when its own copy is complete. A
- * reader waits for the last block from a peer only if at most this many blocks are missing here. */
+/* A peer that is still filling the file sends the last block only when its own copy is complete.
+ * So a reader waits for that block only if the copy on this node lacks at most this many blocks. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L

@@ -130,7 +130,7 @@ struct pool {
     /* Threads for the sources are started as they are needed. threads: how many run (atomic).
      * most_threads: how many may run. */
     int threads, most_threads;
-    /* number of threads for the sources that have no work: [1] with the role READS_AHEAD, [0]
+    /* number of idle threads among those for the sources: [1] with the role READS_AHEAD, [0]
      * without it */
     int resting[2];
     int is_starting;         /* a thread for the sources is starting others right now */

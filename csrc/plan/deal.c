@@ -195,15 +195,16 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Lists each node's samples, with the loads first, and deals them to the node's ranks in turn. */
+/* Groups the samples by node: first those that the node has to load, then those that it holds.
+ * Deals each node's samples to its ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, three arrays are positions in `by_node`. For each node, `first` is where its
-         * samples begin, `cursor` where its next held sample goes, and `queue` where its next load
-         * goes. */
+        /* From now on, three arrays hold positions in `by_node`, one for each node: `first` is
+         * where the node's samples begin, `cursor` is where its next held sample goes, and `queue`
+         * is where its next sample to load goes. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;

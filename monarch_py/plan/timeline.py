@@ -43,9 +43,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Returns the number that this epoch of the training has for the part's sampler. A
-        sampler counts either all epochs, or only the epochs in which its part runs
-        (Sampler.by_epoch)."""
+        """Converts an epoch of the training to an epoch of the part's sampler. The two are equal if
+        the sampler counts all epochs (Sampler.by_epoch). Otherwise it counts only the epochs in
+        which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:

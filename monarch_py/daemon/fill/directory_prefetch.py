@@ -217,8 +217,8 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next (n,) found files, within the limit on unused files. A file that is
-        larger than the whole limit is skipped; its own open fills it."""
+        """Returns the next of the found files, (n,), as far as the limit on unused files allows.
+        Skips a file that is larger than the whole limit: it is filled when a program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]

@@ -155,7 +155,7 @@ class StagedLoader:
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
-            self._pinned.passed_on()  # the last batch of an epoch that was left early
+            self._pinned.passed_on()  # releases the last batch, if the epoch before was left early
         epoch = _epoch_of(self.batch_sampler)
         skip = self._skip if epoch == self._sampled_epoch else 0  # a loaded state is for one epoch
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch

@@ -1,4 +1,5 @@
-"""SOLAR as a policy: buffers that know the future, and batches that follow the buffers' content."""
+"""SOLAR as a policy: it evicts by the known future accesses, and composes batches of what the
+buffers hold."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
