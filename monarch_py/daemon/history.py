@@ -56,8 +56,8 @@ class History:
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
     is the number of program threads that were reading: threads that have opened a file since the
     previous point, and threads that opened none since then but did so before and after. The latter
-    are added to the point afterwards, once their next open is seen. `memory` is the least amount of memory that was available to
-    a RAM tier since the previous point [bytes].
+    are added to the point afterwards, once their next open is seen. `memory` is the least amount of
+    memory that was available to a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:

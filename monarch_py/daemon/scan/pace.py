@@ -6,7 +6,8 @@ from monarch_py.scan.walk import ALL_NAMES
 
 # The scan's lead over the fills, in names: the number of files that are filled in AHEAD_S [s], but
 # not less than a minimum. The minimum is LEAST; for large files it is the number of files that
-# have RISING_BYTES together, if that is smaller. The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
+# have RISING_BYTES together, if that is smaller.
+# The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
 # second after the scan has requested them. A fill that begins or ends later has to request the
 # attributes from the source again. The scan takes names in portions (PORTION in csrc/scan/scan.h),
 # and may exceed the limit by one portion.
