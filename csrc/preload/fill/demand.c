@@ -14,10 +14,13 @@
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* A reader gives up its wait after this time without progress [ns]. Tests set a longer time,
- * because a busy machine may delay the daemon for longer. */
+/* A reader gives up its wait after this time without progress [ns]. The time is long because on a
+ * busy machine a daemon that lives may get no processor for some tenths of a second: readers that
+ * gave up then would open hundreds of files at the source. It is less than WHOLE_NS, so that a
+ * daemon that is stopped is found silent before a wait for a whole file ends. Tests set a longer
+ * time. */
 #ifndef SILENCE_NS
-#define SILENCE_NS 250000000ULL
+#define SILENCE_NS 750000000ULL
 #endif
 /* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow;
  * the reader would then not get the bytes sooner by reading the source itself. */
