@@ -34,7 +34,7 @@ SOURCES = [
     "copy/job.c",
     "copy/source_file.c",
     "copy/upkeep.c",
-    "copy/origin.c",
+    "copy/from_peer.c",
     "copy/pack.c",
     "engine/queue.c",
     "engine/orders.c",

@@ -15,7 +15,7 @@
 #include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/flow.h"
-#include "copy/origin.h"
+#include "copy/from_peer.h"
 #include "copy/pack.h"
 #include "copy/source_file.h"
 #include "copy/state.h"
@@ -389,7 +389,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     struct block_sum sum;
     uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
     end = end < size ? end : size;
-    int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
+    int is_fetched = f->peers && monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
     /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
@@ -435,7 +435,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);
-    job->result.giver = r == 0 ? monarch_giver_of(f) : -1;
+    job->result.giver = r == 0 && f->peers ? monarch_giver_of(f) : -1;
     if (r == 0) {
         job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
         job->result.bytes = job->entry.size;

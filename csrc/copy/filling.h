@@ -1,4 +1,4 @@
-/* An unfinished copy: the state that fill.c and origin.c share. */
+/* An unfinished copy: the state that fill.c, source_file.c and from_peer.c share. */
 #pragma once
 
 #include "copy/block_sum.h"

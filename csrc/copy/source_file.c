@@ -127,6 +127,25 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
     return fd;
 }
 
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
+    int there = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
+    if (there >= 0)
+        return there;
+    int fd = monarch_open_source(e, f->job, status);
+    /* Several threads may find at once that the peer is gone. Only one of their descriptors is
+     * kept. */
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        close(fd);
+        return there;
+    }
+    return fd;
+}
+
+void monarch_note_source(struct monarch_engine *e) {
+    __atomic_store_n(&e->fills->source_ns, monarch_now_ns(), __ATOMIC_RELAXED);
+}
+
 int monarch_source_is_unchanged(struct job *job, int fd) {
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC))
         return monarch_fail(job, MONARCH_SOURCE_CHANGED, 0);

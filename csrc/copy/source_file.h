@@ -2,7 +2,7 @@
  * catalog describes, and keeps the sources' rate limits. */
 #pragma once
 
-#include "copy/job.h"
+#include "copy/filling.h"
 
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
@@ -10,6 +10,11 @@ void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
  * error in errno. errno is 0 if the opened file is not the one that the catalog describes. Several
  * threads may open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
+/* Returns a descriptor of the file of a fill, which is opened at the first call. On failure,
+ * returns -1 and sets *status and errno as monarch_open_source does. */
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
+/* Notes that a source has just answered an open or a read. */
+void monarch_note_source(struct monarch_engine *e);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
