@@ -12,7 +12,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/path.c"]
+SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/claims.c", "shared/path.c"]
 PRELOAD = [
     "preload/process/real.c",
     "preload/process/apart.c",

@@ -12,8 +12,8 @@ HERE = Path(__file__).parent if "__file__" in globals() else Path("csrc").resolv
 SOURCES = [
     "shared/xxh3.c",
     "shared/catalog.c",
+    "shared/claims.c",
     "shared/path.c",
-    "clients/claims.c",
     "clients/demands.c",
     "clients/requests.c",
     "publish/writer.c",

@@ -12,7 +12,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/flow.h"
 #include "copy/from_peer.h"
@@ -20,6 +19,7 @@
 #include "copy/source_file.h"
 #include "copy/state.h"
 #include "serving/serving.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 
 /* --- beginning -------------------------------------------------------------------------------- */

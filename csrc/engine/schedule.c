@@ -2,9 +2,9 @@
  * removals of copies, orders for files in use, PAGE_INs, and all other orders. */
 #include "engine/schedule.h"
 
-#include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/fill.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 
 /* The value of a fill's `next_unit` once all its units are claimed. */

@@ -1,6 +1,7 @@
 #include "preload/fill/await.h"
 
 #include "preload/fill/demand.h"
+#include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/process/attributes.h"
