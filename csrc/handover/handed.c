@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "copy/source_file.h"
-#include "engine/grant.h"
 #include "engine/orders.h"
 #include "publish/writer.h"
 #include "shared/claims.h"
