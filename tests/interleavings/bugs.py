@@ -184,7 +184,8 @@ BUGS = {
         "claimed",
         (
             "preload/fill/handover.c",
-            "    else if (e && e->size > MONARCH_UNIT)\n        monarch_claim_file(s->clients, id);\n",
+            "    else if (e && e->size > MONARCH_UNIT)\n"
+            "        monarch_claim_file(s->clients, id);\n",
             "",
         ),
     ),

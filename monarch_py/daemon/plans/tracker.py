@@ -19,7 +19,6 @@ import numpy as np
 
 from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, pointer
 from monarch_py.config.schema import SourceConfig
-from monarch_py.daemon.plans.loading import Version
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, ffi, lib
@@ -28,6 +27,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
+from monarch_py.util.file_version import Version
 
 # A plan is dropped on two conditions: at least this many searches in a row for the programs'
 # position have found nothing, and the accesses just before the last search disagreed with the plan.
