@@ -1,1 +1,1 @@
-"""Utilities for all modules: sizes, versions, spelling, processes, signals, hanging file systems."""
+"""Utilities for all modules: sizes, versions, spelling, processes, signals, hung file systems."""

@@ -164,7 +164,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which nodes have the files of a run (see plan/run.py). Once all
+        """Tells `filler.routes` which nodes have the files of a run (see Run in
+        plan/timeline.py). Once all
         nodes have finished the run, each of its files is complete on the node that owns the
         file."""
         ids, places = tracker.take_used(), self.filler.routes
