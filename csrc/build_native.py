@@ -37,6 +37,7 @@ SOURCES = [
     "copy/from_peer.c",
     "copy/pack.c",
     "engine/queue.c",
+    "engine/entries.c",
     "engine/orders.c",
     "engine/grant.c",
     "handover/handed.c",

@@ -12,7 +12,7 @@
 
 struct job {
     struct job *next, *before; /* in its queue */
-    struct job *same;          /* the next order in the same hash bucket, see schedule.c */
+    struct job *same;          /* the next order in the same hash bucket, see entries.c */
     struct queue *queue;
     struct monarch_result result;
     int slot; /* the fill's slot of the fills segment; -1 for none */

@@ -2,7 +2,7 @@
  * what an order says, or has granted the room for it. */
 #pragma once
 
-#include "engine/schedule.h"
+#include "engine/entries.h"
 
 /* Makes an order for an entry of `c`. No other thread sees the order yet. Returns NULL if memory is
  * exhausted. The parameters are those of monarch_engine_submit. The caller holds the writer's

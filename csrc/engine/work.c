@@ -8,6 +8,7 @@
 #include "clients/demands.h"
 #include "copy/fill.h"
 #include "copy/upkeep.h"
+#include "engine/entries.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
 #include "engine/waking.h"

@@ -1,7 +1,7 @@
 /* A descriptor that a reader has handed over, and the order that fills the file from it. */
 #pragma once
 
-#include "engine/schedule.h"
+#include "engine/entries.h"
 
 /* Stands in for the number of the file's entry while the catalog does not know the file. */
 #define MONARCH_NO_ENTRY UINT64_MAX
