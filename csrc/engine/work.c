@@ -7,6 +7,7 @@
 
 #include "clients/demands.h"
 #include "copy/fill.h"
+#include "copy/source_file.h"
 #include "copy/upkeep.h"
 #include "engine/entries.h"
 #include "engine/grant.h"
