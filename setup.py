@@ -53,6 +53,7 @@ PRELOAD = [
     "preload/process/momentary.c",
     "preload/mappings/move.c",
     "preload/calls/read.c",
+    "preload/calls/map.c",
     "preload/calls/remap.c",
     "preload/calls/descriptors.c",
     "preload/calls/open.c",
