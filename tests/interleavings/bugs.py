@@ -210,7 +210,12 @@ BUGS = {
         "released", ("engine/work.c", "w->awaits_reader ? READER_NS : has_used", "has_used")
     ),
     "a claim does not end by itself": _bug(
-        "killed", ("shared/claims.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
+        "killed",
+        (
+            "shared/claims.c",
+            "monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);",
+            "monarch_claim_names(claim, id) && now_ns;",
+        ),
     ),
     "an order is forgotten": _bug(
         "killed", ("engine/schedule.c", "        me->awaits_reader = 1;\n", "")
