@@ -13,7 +13,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/path.c"]
+SHARED = ["shared/xxh3.c", "shared/catalog.c", "shared/claims.c", "shared/path.c"]
 PRELOAD = [
     "preload/process/real.c",
     "preload/process/apart.c",
@@ -54,6 +54,7 @@ PRELOAD = [
     "preload/process/momentary.c",
     "preload/mappings/move.c",
     "preload/calls/read.c",
+    "preload/calls/map.c",
     "preload/calls/remap.c",
     "preload/calls/descriptors.c",
     "preload/calls/open.c",

@@ -7,15 +7,13 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/flow.h"
-#include "copy/origin.h"
+#include "copy/from_peer.h"
 #include "copy/pack.h"
 #include "copy/source_file.h"
 #include "copy/state.h"
@@ -111,29 +109,6 @@ static void show(struct monarch_engine *e, struct fill *f) {
     wake_askers(e, job);
 }
 
-static void close_source(struct monarch_engine *e, struct job *job, int fd) {
-    close(fd);
-    if (job->handed == fd) {
-        job->handed = -1;
-        monarch_end_claim(e->clients, job->claim);
-    }
-}
-
-void monarch_close_handed(struct monarch_engine *e, struct job *job) {
-    if (job->handed >= 0)
-        close_source(e, job, job->handed);
-}
-
-/* Returns a descriptor of the source's file: the one that a reader has handed over if it can be
- * used, else a new one. On failure, returns -1 and sets *status and errno as monarch_open_source
- * does. */
-static int open_source(struct monarch_engine *e, struct job *job, int *status) {
-    if (job->handed >= 0 && monarch_is_usable(e, job, job->handed))
-        return job->handed;
-    monarch_close_handed(e, job);
-    return monarch_open_source(e, job, status);
-}
-
 static void give_up(struct fill *f, int status, int error) {
     if (!__atomic_exchange_n(&f->failed, 1, __ATOMIC_ACQ_REL))
         monarch_fail(f->job, status, error);
@@ -141,7 +116,7 @@ static void give_up(struct fill *f, int status, int error) {
 
 static int begin_reading(struct monarch_engine *e, struct fill *f) {
     uint64_t began_ns = monarch_now_ns();
-    int status, from = open_source(e, f->job, &status);
+    int status, from = monarch_take_source(e, f->job, &status);
     if (from < 0) {
         give_up(f, status, errno);
         return -1;
@@ -212,10 +187,6 @@ static void record(struct fill *f, uint64_t block, const struct block_sum *sum) 
         __atomic_store_n(&f->lacks_digest, 1, __ATOMIC_RELAXED);
 }
 
-static int is_handed(const struct job *job) {
-    return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
-}
-
 static void wait_for_write_back(struct fill *f, uint64_t block) {
     sync_file_range(f->to, (off_t)(block * f->block_bytes), (off_t)f->block_bytes,
                     SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
@@ -237,7 +208,7 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     if (f->job->entry.size > MONARCH_CHUNK) {
         uint64_t at = block * f->block_bytes;
         int from = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
-        if (from >= 0 && !is_handed(f->job) && !monarch_drops_behind(e, f->job))
+        if (from >= 0 && !monarch_is_handed(f->job) && !monarch_drops_behind(e, f->job))
             posix_fadvise(from, (off_t)at, (off_t)f->block_bytes, POSIX_FADV_DONTNEED);
         sync_file_range(f->to, (off_t)at, (off_t)f->block_bytes, SYNC_FILE_RANGE_WRITE);
         uint64_t last = __atomic_exchange_n(&f->written[0], block + 1, __ATOMIC_ACQ_REL);
@@ -254,61 +225,6 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
     __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
     monarch_answer(e->clients, f->job->result.id, unit, count);
     wake_askers(e, f->job);
-}
-
-static void note_read(struct monarch_engine *e, uint64_t n) {
-    __atomic_fetch_add(&e->counts[MONARCH_BYTES], n, __ATOMIC_RELAXED);
-    monarch_note_source(e);
-}
-
-/* Reads from a program's descriptor. Bytes that the program has just read come from the page cache,
- * so they do not count as read from the source. But if this thread slept during the read, it has
- * waited for the source, and the bytes count. */
-static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
-                           uint64_t n, uint64_t at) {
-    struct rusage before, after;
-    getrusage(RUSAGE_THREAD, &before);
-    ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
-    getrusage(RUSAGE_THREAD, &after);
-    if (after.ru_nvcsw != before.ru_nvcsw && got == (ssize_t)n) {
-        __atomic_store_n(&f->lacks_pages, 1, __ATOMIC_RELAXED);
-        note_read(e, n);
-    }
-    return got;
-}
-
-/* Closes the descriptor that a program has handed over (`from`). The caller does this if the
- * program has asked for it or must not be delayed any longer. First opens the file at the source
- * anew. Then moves the new descriptor to the number `from`, because other threads may be reading
- * from that number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
-static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
-    uint64_t began_ns = monarch_now_ns();
-    int own = monarch_open_source(e, f->job, status), handed = from;
-    if (own < 0)
-        return -1;
-    if (f->units == 1) /* no other thread works on this fill */
-        f->source_ns += monarch_now_ns() - began_ns;
-    if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-        while (dup3(own, from, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY))
-            ;
-        monarch_end_claim(e->clients, f->job->claim);
-    }
-    close(own);
-    return 0;
-}
-
-static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
-                                uint64_t n, uint64_t at) {
-    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
-    monarch_acquire_rate(e, n);
-    ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
-    if (f->units == 1)
-        f->source_ns += monarch_now_ns() - v.since_ns;
-    monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
-    if (got == (ssize_t)n)
-        note_read(e, n);
-    return got;
 }
 
 static int write_fully(int fd, const char *buf, size_t n, off_t at) {
@@ -362,14 +278,12 @@ static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, ui
         uint64_t n = end - at < MONARCH_CHUNK ? end - at : MONARCH_CHUNK;
         if (__atomic_load_n(&e->stopping, __ATOMIC_RELAXED))
             give_up(f, MONARCH_ABANDONED, 0);
-        if (!__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) && is_handed(f->job) &&
-            monarch_is_recalled(e->clients, f->job->claim, monarch_now_ns()) &&
-            give_back(e, f, from, &status) != 0)
+        if (!__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE) &&
+            monarch_give_back_recalled(e, f, from, &status) != 0)
             give_up(f, status, errno);
         if (__atomic_load_n(&f->failed, __ATOMIC_ACQUIRE))
             return 0;
-        ssize_t got = is_handed(f->job) ? read_handed(e, f, from, buffer, n, at)
-                                        : read_from_source(e, f, from, buffer, n, at);
+        ssize_t got = monarch_read_part(e, f, from, buffer, n, at);
         if (got < 0)
             give_up(f, MONARCH_SOURCE_ERROR, (int)-got);
         else if ((uint64_t)got < n)
@@ -389,7 +303,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     struct block_sum sum;
     uint64_t end = (unit + count) * f->unit_bytes, block = at / f->block_bytes;
     end = end < size ? end : size;
-    int is_fetched = monarch_fetch(e, f, at, end - at, buffer, &sum);
+    int is_fetched = f->peers && monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
     /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
@@ -435,7 +349,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)
         r = monarch_source_is_unchanged(job, f->from);
-    job->result.giver = r == 0 ? monarch_giver_of(f) : -1;
+    job->result.giver = r == 0 && f->peers ? monarch_giver_of(f) : -1;
     if (r == 0) {
         job->result.sum = monarch_xxh3((const char *)f->sums, f->blocks * sizeof *f->sums);
         job->result.bytes = job->entry.size;
@@ -444,8 +358,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         close(f->to);
     }
     if (f->from >= 0) {
-        int was_handed = is_handed(job);
-        close_source(e, job, f->from);
+        int was_handed = monarch_is_handed(job);
+        monarch_close_source(e, job, f->from);
         if (r == 0 && job->is_read && e->control)
             monarch_note_pages(e, job->entry.source, f->lacks_pages);
         __atomic_fetch_add(&e->counts[MONARCH_FILES], r == 0, __ATOMIC_RELAXED);

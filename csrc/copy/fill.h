@@ -3,8 +3,6 @@
 
 #include "copy/filling.h"
 
-/* Closes the descriptor that a reader has handed over to the order, if there is one. */
-void monarch_close_handed(struct monarch_engine *e, struct job *job);
 /* Creates the copy and shows the fill to readers. Also opens the source's file, unless the order
  * asks a peer or reads a pack first. Returns NULL on failure; the job then has its result. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);

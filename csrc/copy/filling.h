@@ -1,4 +1,4 @@
-/* An unfinished copy: the state that fill.c and origin.c share. */
+/* An unfinished copy: the state that fill.c, source_file.c and from_peer.c share. */
 #pragma once
 
 #include "copy/block_sum.h"
@@ -8,7 +8,7 @@
  * lock. */
 struct fill {
     struct fill *next;   /* engine's */
-    struct fill *same;   /* engine's: the next fill in the same hash bucket, see schedule.c */
+    struct fill *same;   /* engine's: the next fill in the same hash bucket, see entries.c */
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */

@@ -12,7 +12,7 @@
 
 struct job {
     struct job *next, *before; /* in its queue */
-    struct job *same;          /* the next order in the same hash bucket, see schedule.c */
+    struct job *same;          /* the next order in the same hash bucket, see entries.c */
     struct queue *queue;
     struct monarch_result result;
     int slot; /* the fill's slot of the fills segment; -1 for none */
@@ -20,7 +20,7 @@ struct job {
     int handed;
     int is_read;       /* the reader has read the whole file */
     int is_kept;       /* a descriptor waits for this order, see monarch_take_kept */
-    uint64_t claim;    /* number under which the reader claimed the file (clients/claims.h) */
+    uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of that member in the pack */
     /* The peers to copy from, in the sequence in which they are asked; -1 after the last one. The

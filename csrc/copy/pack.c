@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "copy/flow.h"
-#include "copy/origin.h"
 #include "copy/source_file.h"
 #include "shared/buffer.h"
 #include "shared/clock.h"

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "copy/flow.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 #include "shared/sys.h"
 
@@ -81,15 +83,6 @@ uint64_t monarch_inode_of(int fd, uint64_t *dev) {
     return x.stx_ino;
 }
 
-int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
-    uint64_t dev = e->control->source[job->entry.source].dev;
-    int flags = fcntl(fd, F_GETFL);
-    struct statx x;
-    return flags >= 0 && (flags & (O_ACCMODE | O_PATH | O_DIRECT)) == O_RDONLY &&
-           attributes_of(fd, AT_STATX_DONT_SYNC, &x) &&
-           makedev(x.stx_dev_major, x.stx_dev_minor) == dev && are_as_catalogued(&job->entry, &x);
-}
-
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
@@ -125,6 +118,10 @@ int monarch_open_source(struct monarch_engine *e, const struct job *job, int *st
     monarch_leave(&v, 0);
     errno = error;
     return fd;
+}
+
+void monarch_note_source(struct monarch_engine *e) {
+    __atomic_store_n(&e->fills->source_ns, monarch_now_ns(), __ATOMIC_RELAXED);
 }
 
 int monarch_source_is_unchanged(struct job *job, int fd) {
@@ -184,4 +181,123 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
     if (refused && r >= 0) /* this file system does not support the flag */
         __atomic_fetch_or(&e->kept_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
     return r < 0 ? r : r + (ssize_t)done;
+}
+
+/* --- the descriptor of a fill ----------------------------------------------------------------- */
+
+int monarch_is_handed(const struct job *job) {
+    return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
+}
+
+/* Returns whether the order's file can be read through a descriptor that a program has opened. */
+static int is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
+    uint64_t dev = e->control->source[job->entry.source].dev;
+    int flags = fcntl(fd, F_GETFL);
+    struct statx x;
+    return flags >= 0 && (flags & (O_ACCMODE | O_PATH | O_DIRECT)) == O_RDONLY &&
+           attributes_of(fd, AT_STATX_DONT_SYNC, &x) &&
+           makedev(x.stx_dev_major, x.stx_dev_minor) == dev && are_as_catalogued(&job->entry, &x);
+}
+
+void monarch_close_source(struct monarch_engine *e, struct job *job, int fd) {
+    close(fd);
+    if (job->handed == fd) {
+        job->handed = -1;
+        monarch_end_claim(e->clients, job->claim);
+    }
+}
+
+void monarch_close_handed(struct monarch_engine *e, struct job *job) {
+    if (job->handed >= 0)
+        monarch_close_source(e, job, job->handed);
+}
+
+int monarch_take_source(struct monarch_engine *e, struct job *job, int *status) {
+    if (job->handed >= 0 && is_usable(e, job, job->handed))
+        return job->handed;
+    monarch_close_handed(e, job);
+    return monarch_open_source(e, job, status);
+}
+
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
+    int there = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
+    if (there >= 0)
+        return there;
+    int fd = monarch_open_source(e, f->job, status);
+    /* Several threads may find at once that the peer is gone. Only one of their descriptors is
+     * kept. */
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        close(fd);
+        return there;
+    }
+    return fd;
+}
+
+static void note_read(struct monarch_engine *e, uint64_t n) {
+    __atomic_fetch_add(&e->counts[MONARCH_BYTES], n, __ATOMIC_RELAXED);
+    monarch_note_source(e);
+}
+
+/* Reads from a program's descriptor. Bytes that the program has just read come from the page cache,
+ * so they do not count as read from the source. But if this thread slept during the read, it has
+ * waited for the source, and the bytes count. */
+static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                           uint64_t n, uint64_t at) {
+    struct rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    ssize_t got = monarch_read_fully(from, buffer, n, (off_t)at);
+    getrusage(RUSAGE_THREAD, &after);
+    if (after.ru_nvcsw != before.ru_nvcsw && got == (ssize_t)n) {
+        __atomic_store_n(&f->lacks_pages, 1, __ATOMIC_RELAXED);
+        note_read(e, n);
+    }
+    return got;
+}
+
+/* Closes the descriptor that a program has handed over (`from`). The caller does this if the
+ * program has asked for it or must not be delayed any longer. First opens the file at the source
+ * anew. Then moves the new descriptor to the number `from`, because other threads may be reading
+ * from that number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
+    uint64_t began_ns = monarch_now_ns();
+    int own = monarch_open_source(e, f->job, status), handed = from;
+    if (own < 0)
+        return -1;
+    if (f->units == 1) /* no other thread works on this fill */
+        f->source_ns += monarch_now_ns() - began_ns;
+    if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+        while (dup3(own, from, O_CLOEXEC) < 0 && (errno == EINTR || errno == EBUSY))
+            ;
+        monarch_end_claim(e->clients, f->job->claim);
+    }
+    close(own);
+    return 0;
+}
+
+static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                                uint64_t n, uint64_t at) {
+    struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
+    monarch_acquire_rate(e, n);
+    ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+    if (f->units == 1)
+        f->source_ns += monarch_now_ns() - v.since_ns;
+    monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
+    if (got == (ssize_t)n)
+        note_read(e, n);
+    return got;
+}
+
+int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status) {
+    if (!monarch_is_handed(f->job) ||
+        !monarch_is_recalled(e->clients, f->job->claim, monarch_now_ns()))
+        return 0;
+    return give_back(e, f, from, status);
+}
+
+ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                          uint64_t n, uint64_t at) {
+    return monarch_is_handed(f->job) ? read_handed(e, f, from, buffer, n, at)
+                                     : read_from_source(e, f, from, buffer, n, at);
 }

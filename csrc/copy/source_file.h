@@ -1,8 +1,9 @@
 /* Opens and reads the file of an order at the source, checks whether it is still the file that the
- * catalog describes, and keeps the sources' rate limits. */
+ * catalog describes, and keeps the sources' rate limits. If a program has handed over a descriptor
+ * of the file, reads from that descriptor, and closes it. */
 #pragma once
 
-#include "copy/job.h"
+#include "copy/filling.h"
 
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
@@ -10,11 +11,11 @@ void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
  * error in errno. errno is 0 if the opened file is not the one that the catalog describes. Several
  * threads may open the file for one order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
+/* Notes that a source has just answered an open or a read. */
+void monarch_note_source(struct monarch_engine *e);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
-/* Returns whether the order's file can be read through a descriptor that a program has opened. */
-int monarch_is_usable(const struct monarch_engine *e, const struct job *job, int fd);
 /* Checks that the file is still the one that the catalog describes. If it is, all bytes that were
  * read before this call are of the same version of the file. Returns 0, or -1 if the file has
  * changed. Asks the source's server, because the kernel's cached attributes may be older than the
@@ -29,3 +30,27 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
 int monarch_can_drop_behind(void); /* whether the kernel can drop pages after a read, and safely */
+
+/* --- the descriptor of a fill ----------------------------------------------------------------- */
+
+/* Returns whether the order has a descriptor that a reader has handed over. */
+int monarch_is_handed(const struct job *job);
+/* Closes a descriptor of the order's file. If a reader has handed it over, also ends the claim. */
+void monarch_close_source(struct monarch_engine *e, struct job *job, int fd);
+/* Closes the descriptor that a reader has handed over to the order, if there is one. */
+void monarch_close_handed(struct monarch_engine *e, struct job *job);
+/* Returns a descriptor of the order's file: the one that a reader has handed over if it can be
+ * used, else a new one. On failure, returns -1 and sets *status and errno as monarch_open_source
+ * does. */
+int monarch_take_source(struct monarch_engine *e, struct job *job, int *status);
+/* Returns a descriptor of the file of a fill, which is opened at the first call. On failure,
+ * returns -1 and sets *status and errno as monarch_open_source does. */
+int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
+/* If a reader has handed over `from`, the descriptor of the fill, and the descriptor must be closed
+ * now (monarch_is_recalled), gives it back: `from` then is a descriptor that was opened here.
+ * Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
+/* Reads `n` bytes at offset `at` from the descriptor of the fill, and counts the bytes that the
+ * source has sent. Returns the number of bytes, or -errno. */
+ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
+                          uint64_t n, uint64_t at);

@@ -1,4 +1,3 @@
-/* Makes orders from the catalog, queues them and withdraws them. */
 #include "engine/orders.h"
 
 #include <stdlib.h>
@@ -7,6 +6,13 @@
 #include "copy/pack.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
+
+/* A file size [bytes] that fits into no tier. Sums of smaller sizes do not overflow. */
+#define LARGEST (1ULL << 51)
+
+static_assert(MONARCH_ASKED == 2, "a home names two peers to ask");
+
+/* --- one order -------------------------------------------------------------------------------- */
 
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
@@ -43,6 +49,91 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     return job;
 }
 
+/* --- orders in granted room --------------------------------------------------------------------
+ * A file goes into the first tier that has enough room for it. This code decides as policy does
+ * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
+
+/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
+ * that this node does not keep goes into the staging area, every other file into another tier. If a
+ * tier's granted room is too small, but only part of the tier's room is granted, the file may still
+ * fit into this tier. So later tiers are not tried then. */
+static int take_room(struct grant *g, uint64_t size, int is_staged) {
+    for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
+        struct monarch_room *room = &g->room[t];
+        if ((int)room->is_staging != is_staged || (room->largest && size > room->largest))
+            continue;
+        uint64_t blocks = (size + room->block_bytes - 1) / room->block_bytes;
+        uint64_t need = blocks * room->block_bytes + room->entry_bytes;
+        if (need <= room->bytes && room->inodes) {
+            room->bytes -= need;
+            room->inodes--;
+            return (int)t;
+        }
+        if (room->is_part)
+            return -1;
+    }
+    return -1;
+}
+
+/* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py),
+ * and marks the peer that is known to have the whole file. Returns where this node keeps the
+ * file. */
+static enum monarch_storage find_home(const struct pool *p, uint64_t id,
+                                      int32_t asked[MONARCH_ASKED]) {
+    const struct grant *g = &p->grant;
+    asked[0] = asked[1] = -1;
+    if (!g->home)
+        return MONARCH_IN_TIERS;
+    if (id >= g->homes || g->home[id].storage == MONARCH_NOT_TOLD)
+        return MONARCH_NOT_TOLD;
+    asked[0] = g->home[id].asked_first;
+    asked[1] = g->home[id].asked_then;
+    if (asked[0] >= 0 && asked[1] >= 0) {
+        uint32_t first = p->asked[asked[0]], second = p->asked[asked[1]];
+        if (second < first || (second == first && id % 2)) {
+            int32_t owner = asked[0];
+            asked[0] = asked[1];
+            asked[1] = owner;
+        }
+    }
+    for (int i = 0; i < MONARCH_ASKED; i++)
+        if (asked[i] >= 0 && asked[i] + 1 == g->home[id].giver)
+            asked[i] += MONARCH_HAS_IT;
+    return g->home[id].storage;
+}
+
+void monarch_note_giver(struct pool *p, const struct monarch_result *fill) {
+    if (fill->status == MONARCH_DONE && fill->giver >= 0 && fill->id < p->grant.homes)
+        p->grant.home[fill->id].giver = (uint16_t)(fill->giver + 1);
+}
+
+struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id) {
+    struct grant *g = &p->grant;
+    int32_t asked[MONARCH_ASKED];
+    if (!g->holds || g->placed_count == MONARCH_PLACED)
+        return NULL;
+    struct monarch_entry *e = &monarch_table(c)[id];
+    /* A copy's number in the word belongs to an older copy, which must be removed first. */
+    if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
+        return NULL;
+    enum monarch_storage storage = find_home(p, id, asked);
+    int tier =
+        storage == MONARCH_NOT_TOLD ? -1 : take_room(g, e->size, storage == MONARCH_IN_STAGING);
+    if (tier < 0)
+        return NULL;
+    struct job *job =
+        monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
+    if (!job) {
+        g->holds = 0; /* the room that is left is unknown now; wait for the next grant */
+        return NULL;
+    }
+    monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
+    g->placed[g->placed_count++] = (struct monarch_placed){id, g->next_copy++, (uint32_t)tier, 0};
+    return job;
+}
+
+/* --- queues ----------------------------------------------------------------------------------- */
+
 /* A PAGE_IN does not count as pending: nothing waits for it, and it is no sign that fills are under
  * way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
@@ -73,6 +164,8 @@ static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct que
     monarch_unlock_and_ring(p);
     return made;
 }
+
+/* --- calls from Python ------------------------------------------------------------------------ */
 
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,

@@ -1,7 +1,8 @@
-/* Makes orders, and puts them into the queues. */
+/* Makes orders from the catalog, queues them and withdraws them. Policy has told the engine to do
+ * what an order says, or has granted the room for it. */
 #pragma once
 
-#include "engine/schedule.h"
+#include "engine/entries.h"
 
 /* Makes an order for an entry of `c`. No other thread sees the order yet. Returns NULL if memory is
  * exhausted. The parameters are those of monarch_engine_submit. The caller holds the writer's
@@ -9,6 +10,13 @@
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);
+/* Makes the order to fill a file that has no copy and no fill. The caller puts the order into a
+ * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
+ * fill. */
+struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
+/* Notes which peer gave the whole of a file. Fills of that file count in the peer's flow from then
+ * on: the peer need not wait for the source. The caller holds the pool's lock. */
+void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Puts the order into one of the queues `to`, which are indexed by way. The caller holds the pool's
  * lock, and wakes threads afterwards (waking.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);

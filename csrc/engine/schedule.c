@@ -2,9 +2,10 @@
  * removals of copies, orders for files in use, PAGE_INs, and all other orders. */
 #include "engine/schedule.h"
 
-#include "clients/claims.h"
 #include "clients/demands.h"
 #include "copy/fill.h"
+#include "engine/entries.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
@@ -16,114 +17,6 @@
  * pool's lock. */
 #define MOST_PASSED 64
 
-/* --- orders by entry -------------------------------------------------------------------------- */
-
-/* The buckets hold only orders that have not begun and for which a reader may wait. */
-int monarch_is_awaited(const struct job *job) {
-    return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
-}
-
-static struct job **bucket_of(struct pool *p, uint64_t id) {
-    return &p->bucket[id % MONARCH_BUCKETS];
-}
-
-void monarch_remember(struct pool *p, struct job *job) {
-    struct job **b = bucket_of(p, job->result.id);
-    job->same = *b;
-    *b = job;
-}
-
-static void forget(struct pool *p, const struct job *job) {
-    for (struct job **at = bucket_of(p, job->result.id); *at; at = &(*at)->same)
-        if (*at == job) {
-            *at = job->same;
-            return;
-        }
-}
-
-/* Returns the first order for the entry in a bucket's list, from `job` on, or NULL. */
-static struct job *next_for(struct job *job, uint64_t id) {
-    while (job && job->result.id != id)
-        job = job->same;
-    return job;
-}
-
-struct job *monarch_queued_fill(const struct pool *p, uint64_t id) {
-    struct job *job = next_for(p->bucket[id % MONARCH_BUCKETS], id);
-    while (job && job->result.kind != MONARCH_FILL)
-        job = next_for(job->same, id);
-    return job;
-}
-
-int monarch_has_order(const struct pool *p, uint64_t id) {
-    return next_for(p->bucket[id % MONARCH_BUCKETS], id) != NULL;
-}
-
-void monarch_unqueue(struct pool *p, struct job *job) {
-    monarch_take_out(job);
-    if (monarch_is_awaited(job))
-        forget(p, job);
-}
-
-void monarch_free_slot(struct pool *p, struct job *job) {
-    if (job->slot < 0)
-        return;
-    __atomic_store_n(&p->shared.fills->word[job->slot], 0, __ATOMIC_SEQ_CST);
-    p->slot[p->free_slots++] = job->slot;
-    job->slot = -1;
-}
-
-/* --- unfinished fills ------------------------------------------------------------------------- */
-
-int monarch_is_claimed(const struct fill *f, uint64_t unit) {
-    return f->claimed[unit / 64] >> (unit % 64) & 1;
-}
-
-void monarch_claim(struct fill *f, uint64_t unit) { f->claimed[unit / 64] |= 1ULL << (unit % 64); }
-
-static struct fill **begun_of(struct pool *p, uint64_t id) {
-    return &p->begun[id % MONARCH_BUCKETS];
-}
-
-struct fill *monarch_fill_of(const struct pool *p, uint64_t id) {
-    struct fill *f = p->begun[id % MONARCH_BUCKETS];
-    while (f && f->job->result.id != id)
-        f = f->same;
-    return f;
-}
-
-static void put_last(struct pool *p, struct fill *f) {
-    struct fill **at = &p->fills;
-    while (*at)
-        at = &(*at)->next;
-    f->next = NULL;
-    *at = f;
-}
-
-static void take_from_list(struct pool *p, const struct fill *f) {
-    struct fill **at = &p->fills;
-    while (*at && *at != f)
-        at = &(*at)->next;
-    if (*at)
-        *at = f->next;
-}
-
-void monarch_add_fill(struct pool *p, struct fill *f) {
-    struct fill **first = begun_of(p, f->job->result.id);
-    f->same = *first;
-    *first = f;
-    put_last(p, f);
-}
-
-void monarch_remove_fill(struct pool *p, const struct fill *f) {
-    struct fill **at = begun_of(p, f->job->result.id);
-    while (*at && *at != f)
-        at = &(*at)->same;
-    if (*at)
-        *at = f->same;
-    take_from_list(p, f);
-}
-
 /* --- the next work ---------------------------------------------------------------------------- */
 
 static void begins(struct pool *p, struct job *job, struct work *w) {
@@ -131,10 +24,6 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     if (job->result.kind == MONARCH_FILL)
         job->slot = p->slot[--p->free_slots];
     *w = (struct work){.job = job};
-}
-
-enum monarch_way monarch_way_of(const struct job *job) {
-    return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
 /* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
@@ -177,7 +66,7 @@ static int has_slot(const struct pool *p, enum monarch_way way) {
 
 /* Returns the entry's queued order of this way, if it can begin now, else NULL. */
 static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
-    struct job *job = has_slot(p, way) ? next_for(p->bucket[id % MONARCH_BUCKETS], id) : NULL;
+    struct job *job = has_slot(p, way) ? monarch_order_of(p, id) : NULL;
     return job && monarch_way_of(job) == way ? job : NULL;
 }
 
@@ -286,19 +175,6 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
     return chosen;
 }
 
-static void exchange(struct pool *p, struct fill *a, struct fill *b) {
-    struct fill **at_a = &p->fills, **at_b = &p->fills, *next;
-    while (*at_a != a)
-        at_a = &(*at_a)->next;
-    while (*at_b != b)
-        at_b = &(*at_b)->next;
-    *at_a = b;
-    *at_b = a;
-    next = a->next;
-    a->next = b->next;
-    b->next = next;
-}
-
 /* Finds a unit to fill before a reader asks for it: a reader that has waited for one unit will soon
  * want the next units. The files for which readers have waited are served in rotation, one unit
  * each. */
@@ -310,9 +186,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
         monarch_claim(f, unit);
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
-        exchange(p, first, f);
-        take_from_list(p, f);
-        put_last(p, f);
+        monarch_move_last(p, f, first);
         monarch_served(&p->fair[way], monarch_rank_in(&p->fair[way], f->asked_by));
         return 1;
     }

@@ -7,8 +7,11 @@
 
 #include "clients/demands.h"
 #include "copy/fill.h"
+#include "copy/source_file.h"
 #include "copy/upkeep.h"
+#include "engine/entries.h"
 #include "engine/grant.h"
+#include "engine/orders.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
 #include "shared/clock.h"
@@ -65,7 +68,7 @@ static void push_result(struct pool *p, struct job *job) {
     monarch_push(&p->done, job);
     int rings = rings_for(p, job), ends_rest = 0;
     p->rung |= rings;
-    ends_rest = monarch_leaves_again(p, job);
+    ends_rest = !job->result.is_published && monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         monarch_unlock_and_ring(p); /* orders may have waited for a slot */
     else

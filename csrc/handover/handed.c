@@ -5,11 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "copy/source_file.h"
-#include "engine/grant.h"
 #include "engine/orders.h"
 #include "publish/writer.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 
 /* --- the descriptor --------------------------------------------------------------------------- */

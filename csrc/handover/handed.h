@@ -1,7 +1,7 @@
 /* A descriptor that a reader has handed over, and the order that fills the file from it. */
 #pragma once
 
-#include "engine/schedule.h"
+#include "engine/entries.h"
 
 /* Stands in for the number of the file's entry while the catalog does not know the file. */
 #define MONARCH_NO_ENTRY UINT64_MAX
@@ -10,7 +10,7 @@ struct handed {
     int fd;         /* -1: the descriptor was closed, or an order has it */
     int is_read;    /* the program has read the whole file */
     uint64_t id;    /* number of the file's entry, or MONARCH_NO_ENTRY */
-    uint64_t claim; /* number under which the file is claimed (clients/claims.h) */
+    uint64_t claim; /* number under which the file is claimed (shared/claims.h) */
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */

@@ -13,11 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
 #include "engine/waking.h"
 #include "publish/writer.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 #include "shared/joining.h"
 

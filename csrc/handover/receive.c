@@ -14,11 +14,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "engine/grant.h"
 #include "engine/work.h"
 #include "handover/kept.h"
 #include "publish/writer.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 #include "shared/joining.h"
 

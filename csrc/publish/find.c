@@ -1,8 +1,8 @@
 /* Finds entries of the catalog: by path, or the files of a directory that have no copy. */
 #include <string.h>
 
-#include "clients/claims.h"
 #include "native.h"
+#include "shared/claims.h"
 #include "shared/clock.h"
 
 static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,

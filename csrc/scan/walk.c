@@ -8,9 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "publish/writer.h"
 #include "scan/scan.h"
+#include "shared/claims.h"
 #include "shared/sys.h"
 
 /* Most listings that one thread nests: a thread may begin a listing in the middle of another. */

@@ -19,12 +19,12 @@ from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.cluster_status import all_nodes
 from monarch_py.daemon.openfiles import all_opened, open_files
 from monarch_py.daemon.orphan import let_go
-from monarch_py.daemon.plans.loading import Version, version_of
 from monarch_py.daemon.server import Daemon
 from monarch_py.daemon.status import SCHEMA_VERSION
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.jobs import pid_namespace
 from monarch_py.ipc.session import SessionDir
+from monarch_py.util.file_version import Version, version_of
 from monarch_py.util.processes import Identity
 
 log = logging.getLogger("monarch.daemon")

@@ -24,8 +24,7 @@ from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.history import History, Moment
 from monarch_py.daemon.nodes.nodes import Membership
 from monarch_py.daemon.openfiles import writers
-from monarch_py.daemon.plans.loading import Loaded, load_plan
-from monarch_py.daemon.plans.manager import PlanManager
+from monarch_py.daemon.plans.manager import Loaded, PlanManager, load_plan
 from monarch_py.daemon.scan.pace import LEAST, ScanPace
 from monarch_py.daemon.scan.revalidation import Metadata
 from monarch_py.daemon.scan.scanner import Scanner

@@ -10,10 +10,8 @@ in the plan was not seen yet, and this place lies before the front or at most on
 front. The front follows the majority of the last accesses, never the furthest access.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,23 +19,21 @@ import numpy.typing as npt
 
 from monarch_py.arrays import Bools, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, Units
+from monarch_py.plan.evidence import SEARCHED, UNSEEN, Evidence, Verdict, by_chance
 from monarch_py.plan.samplers import NONE
+from monarch_py.plan.timeline import RECENT, Run, Units
 
 # JUDGED: how many of the last accesses decide whether the position is lost.
 # WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. It is below
 # 100, so that 100 accesses of a rank suffice, however they are divided among the daemon's
 # observations.
 JUDGED, WEIGHED = 40, 70
-# Thresholds for `_Evidence.explained`. A position is lost at LOST or below, and found again at
-# FOUND_AGAIN or above. A plan is wrong if `explained` is at most WRONG, and the number of fitting
-# accesses is within DEVIATIONS standard deviations of chance.
-LOST, WRONG, FOUND_AGAIN, DEVIATIONS = 0.3, 0.4, 0.5, 4
+# Thresholds for `Evidence.explained`. A position is lost at LOST or below, and found again at
+# FOUND_AGAIN or above.
+LOST, FOUND_AGAIN = 0.3, 0.5
 # The front is limited to about SEEN times the number of places seen, because accesses of other
 # programs can move the front too.
 SEEN = 4
-# If more than this share of random accesses would fit by chance, the accesses prove nothing.
-MOST_BY_CHANCE = 0.7
 # The distance of a use that is not known; larger than every known distance.
 NOT_SOON = np.iinfo(np.int64).max
 
@@ -135,82 +131,6 @@ class _Progress:
         return max(self.front, self.count) >= len(self.run) - end
 
 
-@dataclass(eq=False)
-class _Verdict:
-    """How well the units of one observation fit. These are the units that were opened since the
-    previous observation and that no other plan explains.
-
-    units : (n,), all units of the observation
-    misfits : (m,), the units that do not fit. `PositionEstimator.expect` removes units that fit the
-        next run
-    chance : the share that would fit if the units were random units of the plan
-    own : how many of the units are in the node's previous, current or next run
-    own_chance : the share that would fit if the units were random units of these runs
-    """
-
-    units: Units
-    misfits: Units
-    chance: float
-    own: int
-    own_chance: float
-
-
-@dataclass(frozen=True)
-class _Evidence:
-    """How well the last accesses fit.
-
-    fits : how many of the `accesses` fit
-    by_chance : how many of the `accesses` would fit on average if their order were random
-    variance : the variance of the number that would fit by chance
-    """
-
-    fits: int
-    accesses: int
-    by_chance: float
-    variance: float
-
-    @classmethod
-    def of(cls, fits: int, chances: list[tuple[int, float]]) -> "_Evidence":
-        """Returns the evidence of several observations.
-
-        fits : how many accesses of all observations fit
-        chances : for each observation, (accesses, the share that would fit by chance)
-        """
-        by_chance = sum(n * chance for n, chance in chances)
-        variance = sum(n * chance * (1 - chance) for n, chance in chances)
-        return cls(fits, sum(n for n, _ in chances), by_chance, variance)
-
-    @property
-    def says_something(self) -> bool:
-        return self.by_chance <= MOST_BY_CHANCE * self.accesses
-
-    @property
-    def explained(self) -> float:
-        """How far the fits exceed chance: 0 if as many accesses fit as by chance, 1 if all accesses
-        fit."""
-        return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
-
-    @property
-    def is_chance(self) -> bool:
-        beyond = DEVIATIONS * math.sqrt(self.variance) / (self.accesses - self.by_chance)
-        return self.explained <= min(beyond, WRONG)
-
-
-def _by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares of accesses. The first share would fit if the accessed units were random
-    units of the plan; the second would fit if the accessed units were random units of `runs`.
-
-    runs : the node's runs, each with the share of random accesses to its units that would fit
-    """
-    not_fitting = not_own = 1.0
-    for run, chance in runs:
-        share = len(run) / max(1, len(run.place))
-        not_fitting *= 1 - chance * share
-        not_own *= 1 - share
-    fits = 1 - not_fitting
-    return fits, fits / max(fits, 1 - not_own, 1e-9)
-
-
 class PositionEstimator:
     """Tracks a node's position in a run, and from one run to the next.
 
@@ -238,7 +158,7 @@ class PositionEstimator:
         # the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
-        self._verdicts: deque[_Verdict] = deque()
+        self._verdicts: deque[Verdict] = deque()
         self.weighed = 0
 
     @property
@@ -295,7 +215,7 @@ class PositionEstimator:
                 late = ~fits & progress.unseen(units, lags=lags)
                 progress.take(units[late])
                 fits |= late
-        self._chance = _by_chance(runs)
+        self._chance = by_chance(runs)
         if self._next is not None and (self._now.is_done or self._has_begun(self._next)):
             self._before, self._now, self._next = self._now, self._next, None
             self.following = None
@@ -323,7 +243,7 @@ class PositionEstimator:
         if len(units):
             own = int(np.count_nonzero(self._is_own(units)))
             chance, of_own = self._chance
-            self._verdicts.append(_Verdict(units, misfits, chance, own, of_own))
+            self._verdicts.append(Verdict(units, misfits, chance, own, of_own))
             self.weighed += len(units)
         while self._verdicts and self.weighed - len(self._verdicts[0].units) >= self._least:
             self.weighed -= len(self._verdicts.popleft().units)
@@ -395,7 +315,7 @@ class PositionEstimator:
         """Whether, for a long time, no more accesses have fitted than chance can explain."""
         return any(last.is_chance for last in self._evidence(self._least))
 
-    def _evidence(self, accesses: int) -> list[_Evidence]:
+    def _evidence(self, accesses: int) -> list[Evidence]:
         """Returns how well the last accesses fit. The evidence consists of as many of the last
         observations as are needed for `accesses` accesses.
 
@@ -411,8 +331,8 @@ class PositionEstimator:
             if known >= accesses:
                 break
         fits = known - sum(len(v.misfits) for v in last)
-        every = _Evidence.of(fits, [(len(v.units), v.chance) for v in last])
-        own = _Evidence.of(fits, [(v.own, v.own_chance) for v in last])
+        every = Evidence.of(fits, [(len(v.units), v.chance) for v in last])
+        own = Evidence.of(fits, [(v.own, v.own_chance) for v in last])
         return [e for e in (every, own) if e.says_something and e.accesses >= accesses // 2]
 
     # --- upcoming accesses ----------------------------------------------------------------------

@@ -1,17 +1,33 @@
-"""The timeline of a training: all accesses, epoch by epoch, in the order in which they happen."""
+"""The timeline of a training: all accesses, epoch by epoch, in the order in which they happen.
+
+A run is what one node uses in one section of the timeline.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monarch_py.arrays import Int32s
+from monarch_py.arrays import Int32s, Ints
 from monarch_py.errors import ConfigError
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import NONE, Order
+from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 
 # The largest number of nodes. Arrays of all nodes' accesses store the number of a node in 2 bytes.
 MAX_NODES = 1 << 16
+# USUAL_AHEAD: how many batches a DataLoader's workers have in flight if the plan does not specify
+# it (eight workers with four batches each).
+# SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
+# AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because accesses in any
+# order would fit a larger window.
+USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
+# Groups that a GroupLoader reads ahead: as many as it has buffers.
+AHEAD_GROUPS = 2
+# The places of this many of the last fitting accesses are kept. The front (plan/position.py) is set
+# so that the lowest quarter of these places lies before it.
+RECENT = 32
+
+Units = Int32s
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +99,61 @@ class Section:
     def per_step(self) -> int:
         """Accesses of a node in one step."""
         return self.part.loader.rows_per_step * self.ranks_per_node
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The units that one node uses in one section of its plan, in the order of their first use.
+
+    Later uses are left out, because the daemon does not notice when a program reads an open file
+    again.
+
+    units : (n,) int32, in the order of their first use
+    place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
+    starts : (n,) int64, the position of each first use in the plan's timeline
+    window : by how many places a unit may be accessed early
+    """
+
+    epoch: int
+    units: Units
+    place: Units
+    starts: Ints
+    window: int
+
+    @classmethod
+    def of(cls, section: Section, node: int, units: int) -> "Run":
+        """Returns the run of a node in a section.
+
+        units : number of units in the plan
+        """
+        own = section.node(node)
+        at = np.flatnonzero(own != NONE)
+        # Assign backwards, so that the first of a unit's uses overwrites the later ones.
+        first = np.full(units, -1, dtype=np.int32)
+        first[own[at[::-1]]] = at[::-1]
+        at = at[first[own[at]] == at]
+        order = own[at]
+        place = np.full(units, NONE, dtype=np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        # How many steps early an access may be: W workers that each prepare P batches have W * P
+        # batches in flight, and the training waits for one more batch.
+        loader = section.part.loader
+        steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
+        # Convert steps to places. There are fewer places than accesses, because a unit that is used
+        # several times has only one place.
+        early = steps * section.per_step
+        if isinstance(loader.sampler, GroupShuffle):
+            # A GroupLoader reads two groups ahead, each of them in ascending order.
+            early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
+        ends = np.searchsorted(at, at + early)
+        least = int((ends - np.arange(len(at))).max(initial=1))
+        # At least 2 * RECENT, because the front lags behind by almost RECENT accesses.
+        ample = max(SLACK * least, 2 * RECENT)
+        window = max(least, min(ample, len(order) // AMPLE_SHARE))
+        return cls(section.epoch, order, place, section.start + at, window)
+
+    def __len__(self) -> int:
+        return len(self.units)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Utilities for all modules: sizes, spelling, processes, signals, file systems that hang."""
+"""Utilities for all modules: sizes, versions, spelling, processes, signals, hung file systems."""

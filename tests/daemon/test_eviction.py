@@ -25,9 +25,8 @@ from monarch_py.plan import Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.position import NOT_SOON, PositionEstimator
-from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import DistributedSampler, Listed
-from monarch_py.plan.timeline import Timeline
+from monarch_py.plan.timeline import Run, Timeline
 from monarch_py.policies.node import NodePolicy
 
 # Half of the files are used in the first epochs, the other half in the others. The area holds 30.

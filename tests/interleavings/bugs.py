@@ -159,7 +159,7 @@ BUGS = {
     "a reader takes the claim of a descriptor": _bug(
         "shared",
         (
-            "preload/fill/request.c",
+            "shared/claims.c",
             "    if (!monarch_is_on_its_way(seen, now))\n        __",
             "    __",
         ),
@@ -167,7 +167,7 @@ BUGS = {
     "two descriptors of a file are handed over": _bug(
         "shared",
         (
-            "preload/fill/request.c",
+            "shared/claims.c",
             "    while (!monarch_is_on_its_way(seen, now))\n",
             "    for (;;)\n",
         ),
@@ -184,7 +184,8 @@ BUGS = {
         "claimed",
         (
             "preload/fill/handover.c",
-            "    else if (e && e->size > MONARCH_UNIT)\n        monarch_claim_file(s, id);\n",
+            "    else if (e && e->size > MONARCH_UNIT)\n"
+            "        monarch_claim_file(s->clients, id);\n",
             "",
         ),
     ),
@@ -199,7 +200,7 @@ BUGS = {
     "a reader keeps its claim": _bug(
         "released",
         (
-            "preload/fill/request.c",
+            "shared/claims.c",
             "    if (monarch_claim_names(claim, id) && !(claim & MONARCH_CLAIM_HANDED))\n"
             "        monarch_cancel_claim(",
             "    if (!claim)\n        monarch_cancel_claim(",
@@ -209,7 +210,12 @@ BUGS = {
         "released", ("engine/work.c", "w->awaits_reader ? READER_NS : has_used", "has_used")
     ),
     "a claim does not end by itself": _bug(
-        "killed", ("clients/claims.c", " && monarch_claim_holds(claim, now_ns);", " && now_ns;")
+        "killed",
+        (
+            "shared/claims.c",
+            "monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);",
+            "monarch_claim_names(claim, id) && now_ns;",
+        ),
     ),
     "an order is forgotten": _bug(
         "killed", ("engine/schedule.c", "        me->awaits_reader = 1;\n", "")

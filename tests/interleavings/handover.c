@@ -10,9 +10,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "clients/claims.h"
 #include "engine/pool.h"
 #include "preload/session/segments.h"
+#include "shared/claims.h"
 #include "site.h"
 #include "trials.h"
 

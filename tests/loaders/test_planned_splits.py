@@ -24,9 +24,9 @@ from monarch_py.plan import Plan, Timeline
 from monarch_py.plan.builders import index_files
 from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.recipe import read_plan
-from monarch_py.plan.run import Run
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.schedule import group_schedule
+from monarch_py.plan.timeline import Run
 from monarch_py.policies.holding import with_holders
 from monarch_py.policies.placement import UNIT, TierRoom
 

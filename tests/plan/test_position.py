@@ -13,11 +13,11 @@ from support.draws import examples, sized
 from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
+from monarch_py.plan.evidence import SEARCHED, UNSEEN, locate
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.position import PositionEstimator
-from monarch_py.plan.run import RECENT, SEARCHED, UNSEEN, Run, locate
 from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
-from monarch_py.plan.timeline import Part, Timeline
+from monarch_py.plan.timeline import RECENT, Part, Run, Timeline
 
 
 def timeline_of(

@@ -115,7 +115,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         }
         /* The copy cannot be opened (it was removed, its tier has no O_DIRECT, ...): use the
          * source. */
-        if (!o.served && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
+        if (!o.served && !o.claimed && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
     uint64_t began_ns = o.id != MONARCH_OUTSIDE ? monarch_now_ns() : 0;

@@ -1,28 +1,22 @@
-/* Reads on descriptors of source files whose copies are being filled, or were filled after the
- * open.
- *
- * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
- * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has
- * two steps. It first claims its range by moving the offset with one lseek, which is atomic for all
- * threads and processes that share the offset. Then it reads the claimed range. */
+#include "preload/calls/read.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
 
 #include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/await.h"
 #include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
-#include "preload/mappings/mappings.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"
 #include "preload/promotion/promote.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
+#include "shared/path.h"
 #include "shared/sys.h"
 
 /* Maximum number of bytes that the kernel moves in one call. */
@@ -40,8 +34,7 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
            monarch_sees_source(s, w->entry->source) && monarch_is_callers(fd, w);
 }
 
-/* Finds the file of a tracked descriptor. Returns 0 if a copy of the file cannot serve the call. */
-static int find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
+int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
     if (monarch_is_unmet(w->id))
@@ -96,9 +89,7 @@ static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uin
     return done;
 }
 
-/* Returns whether the file has a copy, or will get one. If the file is ABSENT, asks the daemon for
- * a fill. */
-static int is_coming(const struct monarch_wanted *w, uint64_t word) {
+int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
     return MONARCH_WORD_STATE(word) != MONARCH_ABSENT ||
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
@@ -117,8 +108,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             ready = monarch_ready(w, word);
         /* Another file may have taken the name meanwhile; a read must not mix bytes of both
          * files. */
-        if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) || !is_coming(w, word) ||
-            (!ready && monarch_is_fast(w->session, w->entry)))
+        if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
+            !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
         if (ready) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
@@ -149,10 +140,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
  * another file. */
 #define OTHER_FILE (-2)
 
-/* Opens the source's file by its name, for the library's own use. This is needed if another thread
- * has closed the descriptor with which a call began. Returns -1 if the name leads to another file
- * now. The caller closes the descriptor with monarch_close_unseen. */
-__attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w) {
+__attribute__((noinline)) int monarch_open_by_name(const struct monarch_wanted *w) {
     char path[MONARCH_PATH_MAX];
     if (!monarch_source_path(w->session, monarch_catalog_of(w->session), w->entry, path))
         return -1;
@@ -165,7 +153,7 @@ __attribute__((noinline)) static int open_by_name(const struct monarch_wanted *w
 
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
-    int fd = open_by_name(w);
+    int fd = monarch_open_by_name(w);
     /* The read is a raw system call, because a thread that is cancelled in libc's pread would leave
      * the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
@@ -240,7 +228,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (tracked & TRACK_DIRECT && !monarch_direct_is_over(fd, tracked))
         return 0;
     tracked &= ~TRACK_DIRECT;
-    if (!find_file(fd, tracked, w))
+    if (!monarch_find_file(fd, tracked, w))
         return 0;
     /* Once the descriptor refers to the copy, another thread may close it at any time. So this call
      * opens the copy itself instead of reading through that descriptor. */
@@ -426,110 +414,9 @@ PUBLIC ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room) {
     return n > room ? REAL(__pread_chk)(fd, buf, n, at, room) : pread(fd, buf, n, at);
 }
 
-/* --- mappings --------------------------------------------------------------------------------- */
-
-/* A copy is opened and closed by raw system calls. Libc's open is a cancellation point, and mmap
- * must not be one. Under ThreadSanitizer, libc's functions are used instead, because
- * ThreadSanitizer follows descriptors by the calls of these functions. */
-#ifdef __SANITIZE_THREAD__
-#define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
-#define CLOSE(fd) REAL(close)(fd)
-#else
-#define OPEN(path) sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
-#define CLOSE(fd) sys_close(fd)
-#endif
-
-/* Waits for the complete copy, and writes its path to `path`. Returns 0 if no copy comes. */
-static int find_whole(struct monarch_wanted *w, char *path) {
-    w->at = 0;
-    w->n = w->entry->size;
-    if (!is_coming(w, monarch_word_of(w)) || !monarch_wait_for_all(w))
-        return 0;
-    uint64_t word = monarch_word_of(w);
-    if (monarch_is_replaced(w))
-        return 0;
-    monarch_copy_path(w->session, word, path);
-    return 1;
-}
-
-static void *map_copy(void *at, size_t n, int prot, int flags, struct monarch_wanted *w,
-                      off_t offset) {
-    char path[MONARCH_COPY_PATH];
-    if (!find_whole(w, path))
-        return MAP_FAILED;
-    monarch_momentary_begin();
-    int copy = OPEN(path);
-    void *r = copy >= 0 ? REAL(mmap)(at, n, prot, flags, copy, offset) : MAP_FAILED;
-    if (copy >= 0)
-        CLOSE(copy);
-    monarch_momentary_end();
-    return r;
-}
-
-/* Counts the file's bytes in [offset, offset + n) as read, and returns their number. */
-static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t offset) {
-    uint64_t left = (uint64_t)offset < w->entry->size ? w->entry->size - (uint64_t)offset : 0;
-    n = n < left ? n : left;
-    monarch_progress(w->session, w->id, n);
-    return n;
-}
-
-static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
-                         uint64_t tracked) {
-    struct monarch_wanted w;
-    /* The descriptor is handed over now, because the library does not see reads of a mapping. The
-     * daemon makes the copy from the pages that these reads load. */
-    if (tracked & TRACK_DIRECT)
-        monarch_hand_over(fd, tracked, 0);
-    if (!find_file(fd, tracked, &w))
-        return REAL(mmap)(at, n, prot, flags, fd, offset);
-    int moves = w.session->control->promote_mappings && monarch_mapping_can_wait(prot, flags);
-    int old_errno = errno;
-    void *r = tracked & TRACK_DIRECT ? MAP_FAILED : map_copy(at, n, prot, flags, &w, offset);
-    if (r != MAP_FAILED) {
-        monarch_mappings_say(r, n, MONARCH_FORGET);
-        count_mapped(&w, n, offset);
-        return r;
-    }
-    errno = old_errno;
-    /* During the wait, another thread may have closed the descriptor, and another file may have got
-     * its number. */
-    int is_callers = monarch_is_callers(fd, &w);
-    if (!is_callers)
-        monarch_momentary_begin();
-    int named = is_callers ? -1 : open_by_name(&w), from = named >= 0 ? named : fd;
-    r = REAL(mmap)(at, n, prot, flags, from, offset);
-    if (r != MAP_FAILED && moves && monarch_is_callers(from, &w)) {
-        monarch_mappings_say(r, n, MONARCH_FORGET);
-        monarch_mapping_add(&w, r, n, flags, (uint64_t)offset);
-    }
-    if (r != MAP_FAILED)
-        monarch_count_source(w.session, count_mapped(&w, n, offset));
-    if (named >= 0)
-        monarch_close_unseen(named, -1);
-    if (!is_callers)
-        monarch_momentary_end();
-    return r;
-}
-
-PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
-    uint64_t tracked = flags & MAP_ANONYMOUS ? 0 : monarch_tracked(fd);
-    if (flags & MAP_FIXED)
-        monarch_mappings_say(at, n, MONARCH_FORGET);
-    if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
-        return map_tracked(at, n, prot, flags, fd, offset, tracked);
-    void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* An older mapping may still be registered at these addresses, if a system call that the
-     * library did not see has removed it. It is forgotten now. */
-    if (r != MAP_FAILED && !(flags & MAP_FIXED))
-        monarch_mappings_say(r, n, MONARCH_FORGET);
-    return r;
-}
-
 TWIN(__read, read)
 TWIN(__pread64, pread)
 TWIN(pread64, pread)
 TWIN(preadv64, preadv)
 TWIN(preadv64v2, preadv2)
 TWIN(__pread64_chk, __pread_chk)
-TWIN(mmap64, mmap)

@@ -1,6 +1,7 @@
 #include "preload/fill/await.h"
 
 #include "preload/fill/demand.h"
+#include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/process/attributes.h"
@@ -115,9 +116,9 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
                          struct monarch_opening *o) {
     const struct monarch_entry *e = o->entry;
     struct monarch_wanted w = {.session = s, .entry = e, .id = (uint64_t)o->id};
-    if (!e || !e->size || !is_soon_there(s, e) || o->claimed || o->is_alone ||
-        !monarch_is_plain(flags) || monarch_entry_is_changed(s, e) || monarch_is_off(s) ||
-        monarch_is_fast(s, e) || !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
+    if (!e || !e->size || !is_soon_there(s, e) || o->is_alone || !monarch_is_plain(flags) ||
+        monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
+        !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
     /* Looks the path up again: the file may have changed, or its copy may have been removed. */
     monarch_look_up(s, dir, path, flags, o);

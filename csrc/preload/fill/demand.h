@@ -37,12 +37,6 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Whether the source returns the file sooner than a wait for the copy would end. */
-static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
-    return e->size <= MONARCH_UNIT &&
-           __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
-}
-
 /* Returns how many of the wanted bytes, counted from the first, can be read now from the copy that
  * `word` names. Returns -1 if they can never be read from that copy, or if the segment `fills` is
  * not mapped. */

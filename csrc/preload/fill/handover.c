@@ -17,6 +17,7 @@
 #include "preload/process/text.h"
 #include "preload/session/segments.h"
 #include "preload/session/session.h"
+#include "shared/claims.h"
 #include "shared/path.h"
 #include "shared/sys.h"
 
@@ -31,6 +32,47 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
+/* If the kernel does not keep the pages of a source, one in LOOKS of its files is handled as if the
+ * kernel kept them. */
+#define LOOKS 128
+
+/* --- files that a program's own reads fill ---------------------------------------------------- */
+
+/* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
+ * a bit for each source in which the file may lie. Without the pages, a program's reads cannot
+ * serve as the fill: the daemon would have to read the whole file again. For one file in LOOKS, the
+ * result is always 1. The handover of that file shows whether the kernel now keeps the source's
+ * pages. */
+static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
+    return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
+           id % LOOKS == 0;
+}
+
+int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id) {
+    return e->size && e->size <= s->control->handed_bytes && id < MONARCH_MAX_FILES &&
+           (!s->control->shares || e->flags & MONARCH_OWN) && !monarch_is_fast(s, e) &&
+           keeps_pages(s, 1U << e->source, id) &&
+           !monarch_has_locks(s->control->source[e->source].dev, e->ino);
+}
+
+int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
+                           uint64_t word) {
+    if (!monarch_may_read_direct(s, e, id))
+        return 0;
+    if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
+        return !monarch_is_under_way(s, word);
+    if (MONARCH_WORD_STATE(word) == MONARCH_WANTED)
+        return 1;
+    return MONARCH_WORD_STATE(word) == MONARCH_ABSENT &&
+           !monarch_bit_is_set(s->clients->wanted.word, id);
+}
+
+void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id) {
+    monarch_give_up_claim(s->clients, id);
+    monarch_request_fill(s, e, id, 0);
+}
+
+/* --- the end of direct reads ------------------------------------------------------------------ */
 
 /* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
  * demands the units of the copy that it needs. */
@@ -68,7 +110,7 @@ static void read_in_parts(int fd, uint64_t tracked) {
     const struct monarch_entry *e = s->clients ? monarch_entry_of(s, id) : NULL;
     if (e && monarch_progress_of(id) < e->size / WORTH &&
         monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
-        monarch_give_up_claim(s, id);
+        monarch_give_up_claim(s->clients, id);
 }
 
 void monarch_keep_descriptor(int fd) {
@@ -174,7 +216,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
         s->control->shares || monarch_source_is_at_hand() ||
         (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
-        !monarch_keeps_pages(s, UINT32_MAX, st->st_ino))
+        !keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
     uint64_t w = monarch_tracked(fd);
@@ -184,7 +226,7 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     __atomic_store_n(&at->size, (uint64_t)st->st_size, __ATOMIC_RELAXED);
     __atomic_store_n(&at->bytes, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&at->word, w & ~TRACK_FLAGS, __ATOMIC_RELEASE);
-    monarch_claim_file(s, monarch_unmet(st->st_ino));
+    monarch_claim_file(s->clients, monarch_unmet(st->st_ino));
     return 1;
 }
 
@@ -218,12 +260,12 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
             0 ||
         monarch_unmet(x.stx_ino) != what.id || !find_path(s, fd, &what))
         return 0;
-    uint64_t claim = monarch_begin_claim(s, what.id);
+    uint64_t claim = monarch_begin_claim(s->clients, what.id);
     int done = claim && !monarch_has_locks(makedev(x.stx_dev_major, x.stx_dev_minor), x.stx_ino) &&
                send_descriptor(fd, what.id, &what,
                                offsetof(struct monarch_handover, path) + what.path_len + 1);
     if (claim && !done)
-        monarch_cancel_claim(s, what.id, claim);
+        monarch_cancel_claim(s->clients, what.id, claim);
     return done;
 }
 
@@ -256,14 +298,14 @@ static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
         return 0;
-    uint64_t claim = monarch_begin_claim(s, id);
+    uint64_t claim = monarch_begin_claim(s->clients, id);
     if (!claim)
         return monarch_claim_names(
             __atomic_load_n(monarch_claim_at(s->clients, id), __ATOMIC_RELAXED), id);
     int done = !monarch_has_locks(s->control->source[e->source].dev, e->ino) &&
                send_entry(fd, id, is_read);
     if (!done)
-        monarch_cancel_claim(s, id, claim);
+        monarch_cancel_claim(s->clients, id, claim);
     return done;
 }
 
@@ -317,7 +359,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
             /* renews the claim, which may expire before the program has read the file */
-            monarch_claim_file(s, id);
+            monarch_claim_file(s->clients, id);
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
@@ -329,7 +371,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     else if (e && is_read_at_random(fd, e, bytes, n, end))
         fill_in_parts(s, e, fd, tracked);
     else if (e && e->size > MONARCH_UNIT)
-        monarch_claim_file(s, id);
+        monarch_claim_file(s->clients, id);
 }
 
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at) {
@@ -372,5 +414,5 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_tell_unknown(s, fd, bytes > 0);
     else if (!bytes) /* the file was read by calls that the library does not see, or not at all */
         monarch_request_fill(s, e, id, e->size);
-    monarch_give_up_claim(s, id);
+    monarch_give_up_claim(s->clients, id);
 }

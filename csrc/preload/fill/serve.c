@@ -9,6 +9,7 @@
 #include "preload/fill/request.h"
 #include "preload/process/log.h"
 #include "preload/session/session.h"
+#include "shared/claims.h"
 #include "shared/sys.h"
 
 /* Returns the reason why an open gets the source's file, for the log. */
@@ -209,7 +210,7 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->served = 1;
     } else if (monarch_is_read_direct(s, e, (uint64_t)id, word) &&
                !(o->is_alone = is_left_alone(s, e))) {
-        monarch_claim_file(s, (uint64_t)id);
+        monarch_claim_file(s->clients, (uint64_t)id);
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {

@@ -68,8 +68,9 @@ struct file_handle;
     X(preadv2, ssize_t, (int fd, const struct iovec *parts, int count, off_t at, int flags))       \
     X(__read_chk, ssize_t, (int fd, void *buf, size_t n, size_t room))                             \
     X(__pread_chk, ssize_t, (int fd, void *buf, size_t n, off_t at, size_t room))                  \
+    /* mapping: map.c */                                                                           \
     X(mmap, void *, (void *at, size_t n, int prot, int flags, int fd, off_t offset))               \
-    /* mappings: remap.c */                                                                        \
+    /* changing mappings: remap.c */                                                               \
     X(munmap, int, (void *at, size_t n))                                                           \
     X(mremap, void *, (void *at, size_t n, size_t wanted, int flags, ...))                         \
     X(mprotect, int, (void *at, size_t n, int prot))                                               \

@@ -109,6 +109,12 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
+/* Whether the source returns the file sooner than a wait for the copy would end. */
+static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
+    return e->size <= MONARCH_UNIT &&
+           __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
+}
+
 /* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
  * copies are not read. The first call maps it, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);

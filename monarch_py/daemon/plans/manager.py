@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ from monarch_py.arrays import NO_IDS, Bools, Floats, Ids
 from monarch_py.daemon.copies.eviction import Evictions
 from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.fetch_ahead import FetchAhead
-from monarch_py.daemon.plans.loading import Loaded, Version, load_plan, version_of
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.retry import Job
 from monarch_py.daemon.plans.tracker import PlanTracker, observe
-from monarch_py.errors import MonarchError
+from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
 from monarch_py.policies.node import NOBODY
+from monarch_py.util.file_version import Version, version_of
 
 log = logging.getLogger("monarch.planned")
 
@@ -37,6 +38,32 @@ RENEW_S = 1.0
 # For this long after a program has opened a file, the loop iterates often, to see soon which files
 # are opened next [s].
 AWAKE_S = 2.0
+
+# The version of a plan's file, and the plan.
+Loaded = tuple[Version, Plan]
+
+
+def load_plan(file: Path, nodes: int) -> Loaded:
+    """Loads the plan of a training on `nodes` nodes. The plan's accesses are converted to accesses
+    of whole files, because a daemon copies whole files only. If `nodes` is 1, this node follows
+    node 0 of the plan, however many nodes the plan is for.
+
+    Raises ConfigError, which names the file, if the plan cannot be followed.
+    """
+    version = version_of(file)
+    plan = replace(Plan.load(file), grain="files")
+    if any(not len(index.pool) for index in plan.datasets):
+        raise ConfigError(
+            f"{file}: the plan says how many files there are, but not their names; make it from an"
+            " index (`monarch plan index`)"
+        )
+    if nodes not in (1, plan.nodes):
+        raise ConfigError(
+            f"{file}: the plan is for {plan.nodes} nodes, but {nodes} work together; make it again"
+            f" with 'nodes: {nodes}'"
+        )
+    plan.timeline()
+    return version, plan
 
 
 class PlanManager:
@@ -137,7 +164,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which nodes have the files of a run (see plan/run.py). Once all
+        """Tells `filler.routes` which nodes have the files of a run (see Run in
+        plan/timeline.py). Once all
         nodes have finished the run, each of its files is complete on the node that owns the
         file."""
         ids, places = tracker.take_used(), self.filler.routes

@@ -1,7 +1,7 @@
 """One access plan on this node: the catalog entries of its files, and the programs' progress.
 
 The plan is followed run by run: a run is the list of the files that this node uses in one section
-of an epoch, in the order of their first use (see plan/run.py).
+of an epoch, in the order of their first use (see Run in plan/timeline.py).
 
 Slow work (finding the files, drawing a run, searching for the programs' position) runs in a
 thread. The loop polls for its results and never waits for them.
@@ -19,15 +19,16 @@ import numpy as np
 
 from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, pointer
 from monarch_py.config.schema import SourceConfig
-from monarch_py.daemon.plans.loading import Version
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import Kind, ffi, lib
 from monarch_py.plan import Plan
+from monarch_py.plan.evidence import SEARCHED, locate
 from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
-from monarch_py.plan.run import SEARCHED, Run, locate
 from monarch_py.plan.samplers import NONE
+from monarch_py.plan.timeline import Run
+from monarch_py.util.file_version import Version
 
 # A plan is dropped on two conditions: at least this many searches in a row for the programs'
 # position have found nothing, and the accesses just before the last search disagreed with the plan.

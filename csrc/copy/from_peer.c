@@ -1,12 +1,9 @@
-/* Where the bytes of a fill come from: a peer that holds the file, or else the source. */
-#include "copy/origin.h"
+#include "copy/from_peer.h"
 
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "copy/flow.h"
-#include "copy/source_file.h"
 #include "copy/state.h"
 #include "peers/peers.h"
 #include "serving/serving.h"
@@ -198,23 +195,4 @@ int monarch_giver_of(const struct fill *f) {
         if (f->gave == 1 << which)
             return f->job->peer[which];
     return -1;
-}
-
-void monarch_note_source(struct monarch_engine *e) {
-    __atomic_store_n(&e->fills->source_ns, monarch_now_ns(), __ATOMIC_RELAXED);
-}
-
-int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
-    int there = __atomic_load_n(&f->from, __ATOMIC_ACQUIRE);
-    if (there >= 0)
-        return there;
-    int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone. Only one of their descriptors is
-     * kept. */
-    if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        close(fd);
-        return there;
-    }
-    return fd;
 }

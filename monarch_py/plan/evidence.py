@@ -1,0 +1,129 @@
+"""Weighs how well accesses fit a plan, against how well accesses in random order would fit."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from monarch_py.plan.samplers import NONE
+from monarch_py.plan.timeline import Run, Units
+
+# A plan is wrong if `Evidence.explained` is at most WRONG, and the number of fitting accesses is
+# within DEVIATIONS standard deviations of chance.
+WRONG, DEVIATIONS = 0.4, 4
+# If more than this share of random accesses would fit by chance, the accesses prove nothing.
+MOST_BY_CHANCE = 0.7
+# How many planned accesses may have happened for each access that was seen.
+UNSEEN = 1.5
+# A node's position is found under two conditions. At least the share FOUND of the node's last
+# SEARCHED accesses lies close together in the plan. Random accesses would lie so with a probability
+# of at most e ** -UNLIKELY; this bound is so low because many places in many runs are tried.
+FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
+
+
+@dataclass(eq=False)
+class Verdict:
+    """How well the units of one observation fit. These are the units that were opened since the
+    previous observation and that no other plan explains.
+
+    units : (n,), all units of the observation
+    misfits : (m,), the units that do not fit. `PositionEstimator.expect` removes units that fit the
+        next run
+    chance : the share that would fit if the units were random units of the plan
+    own : how many of the units are in the node's previous, current or next run
+    own_chance : the share that would fit if the units were random units of these runs
+    """
+
+    units: Units
+    misfits: Units
+    chance: float
+    own: int
+    own_chance: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How well the last accesses fit.
+
+    fits : how many of the `accesses` fit
+    by_chance : how many of the `accesses` would fit on average if their order were random
+    variance : the variance of the number that would fit by chance
+    """
+
+    fits: int
+    accesses: int
+    by_chance: float
+    variance: float
+
+    @classmethod
+    def of(cls, fits: int, chances: list[tuple[int, float]]) -> "Evidence":
+        """Returns the evidence of several observations.
+
+        fits : how many accesses of all observations fit
+        chances : for each observation, (accesses, the share that would fit by chance)
+        """
+        by_chance = sum(n * chance for n, chance in chances)
+        variance = sum(n * chance * (1 - chance) for n, chance in chances)
+        return cls(fits, sum(n for n, _ in chances), by_chance, variance)
+
+    @property
+    def says_something(self) -> bool:
+        return self.by_chance <= MOST_BY_CHANCE * self.accesses
+
+    @property
+    def explained(self) -> float:
+        """How far the fits exceed chance: 0 if as many accesses fit as by chance, 1 if all accesses
+        fit."""
+        return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
+
+    @property
+    def is_chance(self) -> bool:
+        beyond = DEVIATIONS * math.sqrt(self.variance) / (self.accesses - self.by_chance)
+        return self.explained <= min(beyond, WRONG)
+
+
+def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
+    """Returns two shares of accesses. The first share would fit if the accessed units were random
+    units of the plan; the second would fit if the accessed units were random units of `runs`.
+
+    runs : the node's runs, each with the share of random accesses to its units that would fit
+    """
+    not_fitting = not_own = 1.0
+    for run, chance in runs:
+        share = len(run) / max(1, len(run.place))
+        not_fitting *= 1 - chance * share
+        not_own *= 1 - share
+    fits = 1 - not_fitting
+    return fits, fits / max(fits, 1 - not_own, 1e-9)
+
+
+def locate(run: Run, evidence: Units) -> tuple[float, int]:
+    """Finds the part of the run that a node is probably in.
+
+    evidence : (n,) the units that the node opened last
+
+    Returns the share of the evidence that lies close together in the run, and the place where that
+    part of the run begins. The share is 0 if it can be explained by chance.
+    """
+    places = np.sort(run.place[evidence])
+    places = places[places != NONE]
+    if not len(places):
+        return 0.0, 0
+    width = run.window + UNSEEN * len(evidence)
+    inside = np.searchsorted(places, places + width) - np.arange(len(places))
+    best = int(inside.argmax())
+    share = float(inside[best]) / len(evidence)
+    # The chance is that of random units of the plan, not of random units of this run: a node with
+    # another seed, or in another epoch, uses units outside this run too.
+    by_chance = min(width, len(run)) / len(run.place)
+    is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
+    return (share if is_it else 0.0), int(places[best])
+
+
+def _divergence(share: float, chance: float) -> float:
+    """The Kullback-Leibler divergence D of two probabilities. By Chernoff's bound, n draws that
+    each succeed with this `chance` reach this `share` with a probability of at most e ** (-n D)."""
+    if chance >= share:
+        return 0.0
+    rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return share * math.log(share / chance) + rest

@@ -1,0 +1,16 @@
+"""The version of a file, by which other content of the file is noticed."""
+
+from pathlib import Path
+
+# A file's inode, size and mtime. At least one of them changes if other content, such as another
+# plan or another configuration, is written to the file.
+Version = tuple[int, int, int] | None
+
+
+def version_of(file: Path) -> Version:
+    """Returns the version of a file, or None if stat(2) of the file fails."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
