@@ -11,7 +11,7 @@ from typing import cast
 
 import psutil
 import pytest
-from autostart.started import CAT, READER, Started, needs
+from autostart.started import CAT, READER, Started, age, needs
 from support.draws import cases
 from support.files import Files
 from support.session import wait_until
@@ -151,6 +151,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         # Its end kills all that is in it, the starter as well, perhaps before the start counts.
         wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
+        age(site)
         wait_until(lambda: is_started(2, "f00002"), what="the second start", every=0.2)
     else:
         reads("f00001", *prefix)
