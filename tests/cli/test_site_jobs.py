@@ -8,9 +8,11 @@ import sys
 
 import pytest
 from cli.sites import KIB, SiteSession, is_running, under_run
+from support.impatient import impatient
 from support.session import wait_until
 from support.watch import open_by
 
+from monarch_py.daemon import orphan
 from monarch_py.ipc.jobs import Jobs
 
 
@@ -79,7 +81,13 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
 def test_a_daemon_that_is_left_to_a_program_ends_with_it(
     site: SiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    limits = {f"{orphan.__name__}.UNUSED_S": 1.0, f"{orphan.__name__}.LOOK_S": 0.2}
+    subprocess.run(
+        impatient(site, limits, "start"),
+        env=site.env(preload=False, MONARCH_JOB="A", **site.of(0)),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     pid = int(site.connection.ask("where")["pid"])
     with subprocess.Popen(
         ["cat", site.files(0)[0], "-"],
