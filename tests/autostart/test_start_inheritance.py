@@ -74,6 +74,7 @@ def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> 
 # --- who inherits it -----------------------------------------------------------------------------
 
 
+@pytest.mark.long  # test_an_ordinary_user_is_served_with_the_tiers_of_the_site does the same
 def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
     short_lived: Started, files: Files
 ) -> None:

@@ -148,11 +148,14 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
     assert jobs.slurm.exit_code(job) == "2:0"
 
 
+# test_the_first_task_of_a_step_starts_the_daemon has readers of srun, and tests/cluster those of
+# mpiexec.
+@pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
     torchrun = f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2"
-    launchers = ["srun --ntasks=2", "mpiexec -n 2", *sized([], [torchrun])]
-    if torchrun in launchers and shutil.which("torchrun") is None:
+    launchers = ["srun --ntasks=2", "mpiexec -n 2", torchrun]
+    if shutil.which("torchrun") is None:
         pytest.skip("torchrun is missing: install the extra torch")
     seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
     look = [f"monarch status --json >{file}" for file in seen]
@@ -225,6 +228,7 @@ mv {after}.new {after}""",
     assert jobs.copies() == ""
 
 
+@pytest.mark.long  # test_slurm_site.py kills a job with its daemon
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Daemons by themselves have shared memory and copies of their own on each node. After scancel
     they have KillWait to remove them."""
