@@ -212,6 +212,7 @@ def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Pat
         "second",
         f"""{look} >{seen}.new; mv {seen}.new {seen}
 pid=$(grep -o '"pid": [0-9]*' {seen})
+while kill -0 "${{pid#* }}"; do sleep 0.2; done
 until {look} >{after}.new && ! grep -q "$pid" {after}.new; do sleep 0.5; done
 mv {after}.new {after}""",
     )
