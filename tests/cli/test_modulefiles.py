@@ -350,7 +350,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("packages", cases(LAYOUTS, short=LAYOUTS[1:]))
+@pytest.mark.parametrize("packages", cases(LAYOUTS, short=LAYOUTS[2:]))
 def test_layouts_of_distributions_are_found(cluster: Cluster, packages: str) -> None:
     prefix = install(cluster.place / "opt" / "theirs", cluster.python, packages)
     site = prefix / "etc/monarch/site.yaml"

@@ -491,6 +491,7 @@ def test_no_report(monarch: Monarch, tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "o.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_that_cannot_be_opened(monarch: Monarch, tmp_path: Path) -> None:
     done = monarch("report", str(tmp_path / "none"), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
