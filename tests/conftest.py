@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support import draws
+from support import draws, probing
 from support.alone import MARK, AloneLast
 from support.dataset import make_dataset
 from support.epoch import build_reader
@@ -30,6 +30,7 @@ from monarch_py.demo.slowsource import (
     why_unavailable,
 )
 from monarch_py.storage.apart import spread_subdirectories
+from monarch_py.util import hanging
 
 # In CI a test that is left out because something is missing is a failure.
 pytest_plugins = ["ci_plugin"]
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     heed_signals()
     draws.is_long = config.getoption("--long")
+    hanging._ask = probing.ask
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> AloneLast:

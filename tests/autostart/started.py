@@ -6,9 +6,11 @@ import fcntl
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,13 +19,17 @@ import pytest
 from support.session import Session, wait_until
 from support.steps import Steps
 
-from monarch_py.commands.autostart import start
+from monarch_py.commands import autostart
 from monarch_py.native import LIBRARY
 
+# In the command lines of a starter and of its daemon.
+STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
 # A program that opens the file, and nothing else outside the system's directories.
 CAT = "/bin/cat"
 # The library waits a few milliseconds for what it starts; this leaves time for others [us].
 HELD_UP_US = 1_000_000
+# Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
+APART_S = 6
 # One reads the file at each step.
 READER = """
 open(sys.argv[1], "rb").read()
@@ -44,24 +50,23 @@ class Started:
         self.session = session
         self._seen: set[psutil.Process] = set()
 
-    def _processes(self, word: str) -> list[psutil.Process]:
-        """Those whose command line has this word and the session's configuration."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                words = process.cmdline()
-            except psutil.Error:
-                continue
-            if str(self.session.config) in words and any(word in each for each in words):
-                found.append(process)
+    def _processes(self, *words: str) -> list[psutil.Process]:
+        """Those whose command line has one of these words and the session's configuration. Tests
+        ask again and again, and psutil would take several times as long."""
+        config, found = os.fsencode(self.session.config), []
+        for number in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(OSError, psutil.Error):  # it has ended
+                line = Path("/proc", number, "cmdline").read_bytes()
+                if config in line.split(b"\0") and any(word.encode() in line for word in words):
+                    found.append(psutil.Process(int(number)))
         self._seen.update(found)
         return found
 
     def starters(self) -> list[psutil.Process]:
-        return self._processes("commands.autostart")
+        return self._processes(STARTER)
 
     def daemons(self) -> list[psutil.Process]:
-        return self._processes("daemon.lifecycle")
+        return self._processes(DAEMON)
 
     def daemon(self) -> psutil.Process:
         """The one daemon, once it serves and its starter has ended."""
@@ -110,12 +115,12 @@ class Started:
     def end(self) -> None:
         """Ends everything, as a test that has failed leaves it as well."""
         while self.is_starting() or not self.is_gone():
-            for process in [*self.starters(), *self.daemons()]:
+            for process in self._processes(STARTER, DAEMON):
                 process.kill()
             psutil.wait_procs(self._seen, timeout=20)
 
     def is_gone(self) -> bool:
-        return not (self.starters() or self.daemons())
+        return not self._processes(STARTER, DAEMON)
 
     def run(
         self,
@@ -139,8 +144,12 @@ class Started:
 
     def learn(self, **variables: str) -> None:
         """Writes down what the configuration says, as a starter does, and starts nothing."""
-        with patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}):
-            assert not start(self.session.config, "/elsewhere")
+        with (
+            patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
+            # It would look through the descriptors of all processes.
+            patch.object(autostart, "_is_open_below", return_value=False),
+        ):
+            assert not autostart.start(self.session.config, "/elsewhere")
 
 
 def started(make: Callable[[], Session]) -> Iterator[Started]:
@@ -187,6 +196,14 @@ def counted(site: Started) -> int:
 
 def times(site: Started) -> bytes:
     return site.session.paths.starts.read_bytes() if site.session.paths.starts.exists() else b""
+
+
+def age(site: Started, seconds: int = APART_S) -> None:
+    """Makes the starts so much older, by default so old that another one may follow at once."""
+    with site.session.paths.starts.open("r+b") as file:
+        times = struct.unpack("3Q", file.read())
+        file.seek(0)
+        file.write(struct.pack("3Q", *(max(0, when - seconds * 10**9) for when in times)))
 
 
 # A Python that writes down its arguments, and says something.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from autostart.started import CAT, Started
+from support.draws import sized
 from support.files import Files
 
 # An open and all of its processor time may take so long, in one of so many attempts [us]: others
@@ -58,7 +59,7 @@ def crowd(site: Started, file: Path, count: int) -> None:
 
 
 def test_of_many_that_start_at_once_one_starts_it(site: Started, files: Files) -> None:
-    crowd(site, files.path("f00001"), 16)
+    crowd(site, files.path("f00001"), sized(10, 16))
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import cast
 
 import psutil
 import pytest
-from autostart.started import CAT, READER, Started, needs
+from autostart.started import CAT, READER, Started, age, needs
 from support.draws import cases
 from support.files import Files
 from support.session import wait_until
@@ -74,6 +74,7 @@ def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> 
 # --- who inherits it -----------------------------------------------------------------------------
 
 
+@pytest.mark.long  # test_an_ordinary_user_is_served_with_the_tiers_of_the_site does the same
 def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
     short_lived: Started, files: Files
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         # Its end kills all that is in it, the starter as well, perhaps before the start counts.
         wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
+        age(site)
         wait_until(lambda: is_started(2, "f00002"), what="the second start", every=0.2)
     else:
         reads("f00001", *prefix)

@@ -48,7 +48,11 @@ def test_an_open_does_not_wait_for_an_interpreter_that_hangs(
     wait_until(lambda: "it is broken" in site.said(), what="the start, after the program's end")
 
 
-def test_a_handler_may_jump_out_of_an_open(site: Started, files: Files, places: Path) -> None:
+def test_a_handler_may_jump_out_of_an_open(
+    site: Started, files: Files, tmp_path: Path, places: Path
+) -> None:
     site.learn()
+    python = installed(site, tmp_path, "/gone/bin/python3.99", "python3.99")
     assert site.run(places, "jump", files.path("f00001")).returncode == 0
-    site.daemon()
+    wait_until(lambda: "it is broken" in site.said(), what="the start")
+    assert str(site.session.config) in written(python.with_name("arguments"))

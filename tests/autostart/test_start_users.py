@@ -92,6 +92,7 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert alices.starts() == 1
     assert {each.name for each in session.shm.iterdir()} == {f"monarch-{ALICE}"}
     wait_until(alices.is_gone, what="the end of the idle daemon")
+    assert "no process has used it for 2 s" in alices.said()
     left = {path.name for path in session.paths.path.iterdir()}
     assert left == {"autostart", "log", "starts", "stopped", "turn", "users"}
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]

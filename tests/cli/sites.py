@@ -24,15 +24,23 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-class SiteSession(Session):
-    """The session of a site's configuration, which names no dataset."""
+def make_datasets(root: Path) -> list[Path]:
+    datasets = [root / "one", root / "two"]
+    for at, dataset in enumerate(datasets):
+        dataset.mkdir()
+        for name in "abcdef":
+            (dataset / name).write_bytes(bytes([at]) * 40 * KIB)
+    return datasets
 
-    def __init__(self, root: Path, **tier: object) -> None:
-        self.datasets = [root / "one", root / "two"]
-        for at, dataset in enumerate(self.datasets):
-            dataset.mkdir()
-            for name in "abcdef":
-                (dataset / name).write_bytes(bytes([at]) * 40 * KIB)
+
+class SiteSession(Session):
+    """The session of a site's configuration, which names no dataset.
+
+    datasets : those of make_datasets; by default new ones
+    """
+
+    def __init__(self, root: Path, datasets: list[Path] | None = None, **tier: object) -> None:
+        self.datasets = datasets or make_datasets(root)
         mount = root / "tier0"
         mount.mkdir()
         tiers = [{"mount_point": mount, "max_storage_quota": "64MiB", **tier}]

@@ -13,6 +13,7 @@ import pytest
 from cli.conftest import FILES, Factory, Monarch
 from cli.sites import is_running
 from support import users
+from support.draws import cases
 from support.session import MIB, Session, wait_until
 
 import monarch_py
@@ -317,13 +318,13 @@ def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: P
 # --- run ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)]
-)
-def test_run_ends_with_the_status_of_its_command(
-    session: Session, script: str, status: int
-) -> None:
-    assert session.monarch("run", "--", "sh", "-c", script).returncode == status
+# Scripts with their exit statuses.
+ENDS = {"exit 0": 0, "exit 7": 7, "kill -TERM $$": 143}
+
+
+@pytest.mark.parametrize("script", cases(ENDS, [*ENDS][1:]))
+def test_run_ends_with_the_status_of_its_command(session: Session, script: str) -> None:
+    assert session.monarch("run", "--", "sh", "-c", script).returncode == ENDS[script]
 
 
 def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) -> None:

@@ -328,13 +328,17 @@ def test_monarch_disable_is_a_warning(session: Session, value: str, warned: bool
         assert findings["switch"]["found"].startswith("MONARCH_DISABLE is set")
 
 
-def test_the_library_of_another_installation_is_a_warning(session: Session, tmp_path: Path) -> None:
+def test_the_library_of_another_installation_is_a_warning(
+    here: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / LIBRARY.name
     shutil.copy(LIBRARY, other)
-    _, findings = examined(session, LD_PRELOAD=str(other))
-    assert findings["LD_PRELOAD"]["level"] == "warning"
-    assert findings["LD_PRELOAD"]["found"] == f"names another libmonarch.so: {other}"
-    assert "LD_PRELOAD" not in examined(session, LD_PRELOAD=str(LIBRARY))[1]
+    monkeypatch.setenv("LD_PRELOAD", str(other))
+    warning = found(here, "LD_PRELOAD")
+    assert warning.level == "warning"
+    assert warning.found == f"names another libmonarch.so: {other}"
+    monkeypatch.delenv("LD_PRELOAD")
+    assert "LD_PRELOAD" not in examined(here, LD_PRELOAD=str(LIBRARY))[1]
 
 
 def test_shared_memory_that_is_not_there_is_a_problem(session: Session) -> None:

@@ -24,18 +24,30 @@ def test_every_command_is_known_by_its_module() -> None:
     assert cli.group.list_commands(context) == sorted(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("module", ["lifecycle", "view", "warm", "plan"])
-def test_who_looks_at_a_daemon_does_not_load_one(module: str) -> None:
-    script = f"import sys, monarch_py.cli.{module}\nprint(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    ).stdout.split()
-    assert f"monarch_py.cli.{module}" in loaded
-    assert not {"monarch_py.daemon.server", "monarch_py.simulator"} & set(loaded)
+# In this order: the first prints no table, and what one loads stays loaded.
+MODULES = ["lifecycle", "view", "warm", "plan"]
+IMPORTS = """
+import sys
+from importlib import import_module
+for module in sys.argv[1:]:
+    import_module(f"monarch_py.cli.{module}")
+    print(*sys.modules)
+"""
 
 
-def test_who_prints_no_table_does_not_load_what_draws_one() -> None:
-    script = "import sys, monarch_py.cli.lifecycle\nprint(*sys.modules)"
-    words = [sys.executable, "-c", script]
-    loaded = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "rich" not in loaded.split()
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """What a process has loaded that imports the modules, after each of them."""
+    words = [sys.executable, "-c", IMPORTS, *MODULES]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    return dict(zip(MODULES, map(str.split, said.splitlines()), strict=True))
+
+
+def test_who_looks_at_a_daemon_does_not_load_one(loaded: dict[str, list[str]]) -> None:
+    for module in MODULES:
+        assert f"monarch_py.cli.{module}" in loaded[module]
+        assert not {"monarch_py.daemon.server", "monarch_py.simulator"} & set(loaded[module])
+
+
+def test_who_prints_no_table_does_not_load_what_draws_one(loaded: dict[str, list[str]]) -> None:
+    assert "rich" not in loaded["lifecycle"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.manuals import COMPLETIONS, PACKAGING, files
 
 SHARE = PACKAGING / "share"
@@ -42,16 +43,17 @@ def test_man_has_nothing_to_complain_of(pages: list[Path]) -> None:
     assert "monarch-warm - Copy files ahead of a job." in done.stdout.replace("\N{HYPHEN}", "-")
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("monarch wa", {"warm"}),
-        ("monarch st", {"start", "status", "stop"}),
-        ("monarch warm --dry", {"--dry-run"}),
-        ("monarch plan m", {"make"}),
-    ],
-)
-def test_bash_completes(typed: str, offered: set[str], tmp_path: Path) -> None:
+# What is offered for the words that are typed.
+OFFERED = {
+    "monarch wa": {"warm"},
+    "monarch st": {"start", "status", "stop"},
+    "monarch warm --dry": {"--dry-run"},
+    "monarch plan m": {"make"},
+}
+
+
+@pytest.mark.parametrize("typed", cases(OFFERED, [*OFFERED][1:]))
+def test_bash_completes(typed: str, tmp_path: Path) -> None:
     command = tmp_path / "monarch"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')
     command.chmod(0o755)
@@ -69,4 +71,4 @@ def test_bash_completes(typed: str, offered: set[str], tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert set(done.stdout.split()) == offered
+    assert set(done.stdout.split()) == OFFERED[typed]

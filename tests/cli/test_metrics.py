@@ -29,10 +29,18 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @pytest.fixture
-def session(session_factory: Factory, source: Path) -> Session:
+def own_session(session_factory: Factory, source: Path) -> Session:
     session = session_factory(source, prefetch="eager").start()
     session.wait_all_present()
     return session
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, old_source: Path) -> Iterator[Session]:
+    """One for all tests that only look at it, or read files."""
+    with Session(tmp_path_factory.mktemp("looked_at"), old_source, prefetch="eager") as session:
+        session.start().wait_all_present()
+        yield session
 
 
 def samples(text: str) -> Samples:
@@ -59,7 +67,8 @@ def serving(session: Session, *words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_what_is_printed_is_the_status(session: Session, source: Path) -> None:
+def test_what_is_printed_is_the_status(session: Session) -> None:
+    source = session.source
     session.python("open(__import__('sys').argv[1]).read()", source / "a")
     found, report = samples(session.monarch("metrics").stdout), session.status()
     assert found["monarch_up", ()] == 1
@@ -72,9 +81,9 @@ def test_what_is_printed_is_the_status(session: Session, source: Path) -> None:
 
 
 def test_a_file_is_written_whole_and_says_when_the_daemon_is_gone(
-    session: Session, tmp_path: Path
+    own_session: Session, tmp_path: Path
 ) -> None:
-    textfile = tmp_path / "monarch.prom"
+    session, textfile = own_session, tmp_path / "monarch.prom"
     process = subprocess.Popen(
         session.command("metrics", "--textfile", str(textfile), "--every", "1"),
         env=session.env(preload=False),
@@ -196,6 +205,7 @@ def prometheus(directory: Path, target: int) -> Iterator[int]:
         f"--config.file={config}",
         f"--storage.tsdb.path={directory / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        "--scrape.discovery-reload-interval=200ms",
     ]
     with subprocess.Popen([program, *words], stderr=subprocess.DEVNULL) as process:
         try:
@@ -205,7 +215,7 @@ def prometheus(directory: Path, target: int) -> Iterator[int]:
 
 
 def test_prometheus_scrapes_it_and_runs_every_query_of_the_dashboard(
-    session: Session, source: Path, tmp_path: Path
+    session: Session, tmp_path: Path
 ) -> None:
     target = free_port()
     with serving(session, "--port", str(target)), prometheus(tmp_path, target) as port:
@@ -217,8 +227,9 @@ def test_prometheus_scrapes_it_and_runs_every_query_of_the_dashboard(
                 return False
 
         wait_until(is_scraped, timeout=60, what="the first scrape")
-        session.python("open(__import__('sys').argv[1]).read()", source / "a")
-        hits = 'monarch_opens_total{result="hit"} > 0'
+        before = session.totals()["hits"]
+        session.python("open(__import__('sys').argv[1]).read()", session.source / "a")
+        hits = f'monarch_opens_total{{result="hit"}} > {before}'
         wait_until(lambda: bool(query(port, hits)), timeout=60, what="the hit")
         panels = json.loads(session.monarch("metrics", "--dashboard").stdout)["panels"]
         for panel in panels:

@@ -274,6 +274,12 @@ def test_a_daemon_that_is_killed(session: Session, monarch: Monarch, tmp_path: P
 # --- what the page says -------------------------------------------------------------------------
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of a page's words alone: drawing its figures takes most of a page's time."""
+    monkeypatch.setattr("monarch_py.report.figures._svg", lambda _: "<svg></svg>")
+
+
 def test_the_page_loads_nothing(monarch: Monarch, tmp_path: Path) -> None:
     output, page = page_of(monarch, write(made_report(), tmp_path))
     assert all(link.startswith(("#", "data:")) for link in page.loaded)
@@ -291,6 +297,7 @@ def test_names_are_no_markup(monarch: Monarch, tmp_path: Path) -> None:
     assert page.tables["Files"][1][1].startswith("/pfs/<script>alert(1)</script>/<b>&amp;")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
     """Of two epochs of twice as many opens, the first has half of its opens before any copy."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
@@ -299,6 +306,7 @@ def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
     assert ratios == pytest.approx([45, 90], abs=0.5)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_epochs_of_a_plan(monarch: Monarch, tmp_path: Path) -> None:
     report = made_report(epochs=2, share=1.0)
     points = len(report["history"]["epoch"])
@@ -352,6 +360,7 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
     assert changes_of(monarch, write(report, tmp_path)) == {}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
     """What they did cannot be told apart from what the run did."""
     file = write(made_report(epochs=4, share=0.5, other_jobs=2), tmp_path)
@@ -482,6 +491,7 @@ def test_no_report(monarch: Monarch, tmp_path: Path, text: str) -> None:
     assert not (tmp_path / "o.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_that_cannot_be_opened(monarch: Monarch, tmp_path: Path) -> None:
     done = monarch("report", str(tmp_path / "none"), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1

@@ -8,9 +8,12 @@ import sys
 
 import pytest
 from cli.sites import KIB, SiteSession, is_running, under_run
+from support.draws import cases, sized
+from support.impatient import impatient
 from support.session import wait_until
 from support.watch import open_by
 
+from monarch_py.daemon import orphan
 from monarch_py.ipc.jobs import Jobs
 
 
@@ -79,7 +82,13 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
 def test_a_daemon_that_is_left_to_a_program_ends_with_it(
     site: SiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
+    limits = {f"{orphan.__name__}.UNUSED_S": 1.0, f"{orphan.__name__}.LOOK_S": 0.2}
+    subprocess.run(
+        impatient(site, limits, "start"),
+        env=site.env(preload=False, MONARCH_JOB="A", **site.of(0)),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     pid = int(site.connection.ask("where")["pid"])
     with subprocess.Popen(
         ["cat", site.files(0)[0], "-"],
@@ -133,10 +142,13 @@ def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
         assert done.stdout.startswith("the daemon stays, because job B uses the daemon too; ")
 
 
-@pytest.mark.parametrize(
-    ("job", "element"), [("LSB_JOBID", "LSB_JOBINDEX"), ("JOB_ID", "SGE_TASK_ID")]
-)
-def test_elements_of_an_array_are_jobs(site: SiteSession, job: str, element: str) -> None:
+# The variables with the numbers of a job and of an element.
+ARRAYS = {"LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
+
+
+@pytest.mark.parametrize("job", cases(ARRAYS, ["JOB_ID"]))
+def test_elements_of_an_array_are_jobs(site: SiteSession, job: str) -> None:
+    element = ARRAYS[job]
     for number in "12":
         assert (
             site.command_line("start", **{job: "77", element: number}, **site.of(0)).returncode == 0
@@ -154,7 +166,7 @@ def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
     note = site.paths.path / "jobs" / "A"
     with under_run(site, MONARCH_JOB="A"):
         os.utime(note, (0, 0))
-        for words in (["stop"], ["clear"]):
+        for words in (["stop"], *sized([], [["clear"]])):
             done = subprocess.run(
                 [*apart, sys.executable, "-m", "monarch_py", *words, "-c", str(site.config)],
                 env=site.env(preload=False, MONARCH_JOB="Z", **site.of(0)),

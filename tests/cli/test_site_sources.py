@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from unittest import mock
 
 import pytest
-from cli.sites import KIB, READ, SiteSession, hits, present
+from cli.sites import KIB, READ, SiteSession, hits, make_datasets, present
 from support.manifests import wait_recorded
 from support.session import wait_until
 
@@ -20,6 +21,21 @@ from monarch_py.config.load import load_config
 from monarch_py.config.schema import SourceConfig
 from monarch_py.ipc import connection
 from monarch_py.ipc.connection import DaemonConnection
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Made before the first test: of what changed just now, copies are recorded and
+    listings are told later."""
+    return make_datasets(tmp_path_factory.mktemp("old"))
+
+
+@pytest.fixture
+def old_site(tmp_path: Path, old_datasets: list[Path]) -> Iterator[SiteSession]:
+    """With datasets that the test changes nothing of."""
+    session = SiteSession(tmp_path, old_datasets)
+    yield session
+    session.stop_all()
 
 
 def test_a_job_adds_its_dataset_to_the_daemon_of_another(site: SiteSession) -> None:
@@ -50,8 +66,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_program_that_runs_already_is_served_too(site: SiteSession) -> None:
+def test_a_program_that_runs_already_is_served_too(old_site: SiteSession) -> None:
     """It began before the source was there, below the source, and names its files relatively."""
+    site = old_site
     assert site.command_line("start", **site.of(0)).returncode == 0
     program = subprocess.Popen(
         [sys.executable, "-c", WAITING],
@@ -108,8 +125,10 @@ def test_changes_in_an_added_source_are_seen(site: SiteSession) -> None:
     assert site.python(read, early, late) == "[b'new', b'new']\n"
 
 
-def test_copies_of_an_earlier_session_are_found_again(tmp_path: Path) -> None:
-    site = SiteSession(tmp_path, persistent=True)
+def test_copies_of_an_earlier_session_are_found_again(
+    tmp_path: Path, old_datasets: list[Path]
+) -> None:
+    site = SiteSession(tmp_path, old_datasets, persistent=True)
     try:
         assert site.command_line("start", **site.of(1)).returncode == 0
         site.wait_all_present()

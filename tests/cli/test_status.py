@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cli.conftest import FILES, Factory
 from cli.processes import on_a_terminal
+from support.draws import cases
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
 
@@ -240,7 +241,7 @@ def shown(session: Session, width: int, *words: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", said.replace("\r\n", "\n"))
 
 
-@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("width", cases([40, 80], short=[40]))
 def test_a_narrow_terminal_cuts_nothing(served: Session, width: int) -> None:
     """Paths stand whole, on a line of their own where the table would be too wide."""
     for words in (["status"], ["status", "--all"], ["status", "--open"]):

@@ -73,11 +73,12 @@ def running(session: Session, terminal: Terminal) -> Iterator[subprocess.Popen[b
             os.close(terminal.theirs)
 
 
-@pytest.fixture
-def session(session_factory: Factory, source: Path) -> Session:
-    session = session_factory(source, prefetch="eager").start()
-    session.wait_all_present()
-    return session
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, old_source: Path) -> Iterator[Session]:
+    """One for all tests that only look at it, or read files."""
+    with Session(tmp_path_factory.mktemp("looked_at"), old_source, prefetch="eager") as session:
+        session.start().wait_all_present()
+        yield session
 
 
 @pytest.mark.parametrize("columns", draws.cases([58, 80, 200], short=[58, 200]))
@@ -90,7 +91,7 @@ def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> Non
         assert process.wait(20) == 0
 
 
-def test_rates_are_right_within_a_look(session: Session, source: Path) -> None:
+def test_rates_are_right_within_a_look(session: Session) -> None:
     """A program opens one file again and again, and counts its opens itself."""
     code = (
         "import sys, time\n"
@@ -99,12 +100,12 @@ def test_rates_are_right_within_a_look(session: Session, source: Path) -> None:
         "    open(sys.argv[1]).close(); n += 1; time.sleep(0.01)\n"
         "print(n / float(sys.argv[2]))\n"
     )
-    seconds = draws.sized(1.5, 3.0)
+    seconds = draws.sized(1.0, 3.0)
     terminal, seen = Terminal(120), [0.0]
     with running(session, terminal):
         terminal.wait("opens")
         with subprocess.Popen(
-            [sys.executable, "-c", code, str(source / "a"), str(seconds)],
+            [sys.executable, "-c", code, str(session.source / "a"), str(seconds)],
             env=session.env(),
             stdout=subprocess.PIPE,
             text=True,
@@ -125,11 +126,11 @@ def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
     assert (done.returncode, done.stdout.count("monarch top"), done.stderr) == (0, 2, "")
 
 
-def test_the_first_looks_show_the_programs(session: Session, source: Path) -> None:
+def test_the_first_looks_show_the_programs(session: Session) -> None:
     """The files that programs have open are asked for at once, and every 5 s after that."""
     code = "import sys; f = open(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(source / "a")],
+        [sys.executable, "-c", code, str(session.source / "a")],
         env=session.env(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -167,8 +168,8 @@ def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expecte
         assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
 
 
-def test_it_ends_with_its_daemon(session: Session) -> None:
-    terminal = Terminal(100)
+def test_it_ends_with_its_daemon(session_factory: Factory, source: Path) -> None:
+    session, terminal = session_factory(source).start(), Terminal(100)
     with running(session, terminal) as process:
         terminal.wait("opens")
         session.stop()

@@ -30,6 +30,13 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path / "source").add_many(COUNT, 3000)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def old_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Made before the first test: copies of files that changed just now are recorded later, so that
+    the test with these files stands last."""
+    return Files(tmp_path_factory.mktemp("old") / "source").add_many(COUNT, 3000)
+
+
 def tiers(tmp_path: Path) -> list[dict[str, object]]:
     """One that has room for some files and is not persistent, before one that is."""
     found = []
@@ -50,30 +57,6 @@ def copies(mount_point: Path) -> list[Path]:
 
 def in_shm(session: Session) -> set[str]:
     return {path.name for path in session.paths.path.iterdir()}
-
-
-def test_what_a_killed_daemon_left_goes_and_persistent_copies_stay(
-    session_factory: Callable[..., Session], files: Files, tmp_path: Path
-) -> None:
-    (tmp_path / "area").mkdir()
-    area = {"mount_point": str(tmp_path / "area"), "max_storage_quota": "1MiB"}
-    session = session_factory(files.root, tiers=tiers(tmp_path), staging=area).start()
-    session.wait_all_present()
-    ram, ssd = copies(tmp_path / "ram"), copies(tmp_path / "ssd")
-    assert ram
-    assert ssd
-    wait_recorded(session, len(ssd), tier=1)
-    session.kill()
-    done = swept(session)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"1 killed daemon found, {len(ram)} copies removed\n"
-    assert [*(tmp_path / "ram").iterdir(), *(tmp_path / "area").iterdir()] == []
-    assert copies(tmp_path / "ssd") == ssd
-    assert in_shm(session) <= {"log", "log.1", "turn", "users"}
-    assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
-    session.start()
-    wait_until(lambda: session.status()["tiers"][1]["files"] == len(ssd), what="the old copies")
-    check_all(session, files)
 
 
 def test_what_runs_stays_until_it_is_stopped(
@@ -194,3 +177,27 @@ def test_a_session_of_another_version_is_named(
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0
+
+
+def test_what_a_killed_daemon_left_goes_and_persistent_copies_stay(
+    session_factory: Callable[..., Session], old_files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "area").mkdir()
+    area = {"mount_point": str(tmp_path / "area"), "max_storage_quota": "1MiB"}
+    session = session_factory(old_files.root, tiers=tiers(tmp_path), staging=area).start()
+    session.wait_all_present()
+    ram, ssd = copies(tmp_path / "ram"), copies(tmp_path / "ssd")
+    assert ram
+    assert ssd
+    wait_recorded(session, len(ssd), tier=1)
+    session.kill()
+    done = swept(session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"1 killed daemon found, {len(ram)} copies removed\n"
+    assert [*(tmp_path / "ram").iterdir(), *(tmp_path / "area").iterdir()] == []
+    assert copies(tmp_path / "ssd") == ssd
+    assert in_shm(session) <= {"log", "log.1", "turn", "users"}
+    assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
+    session.start()
+    wait_until(lambda: session.status()["tiers"][1]["files"] == len(ssd), what="the old copies")
+    check_all(session, old_files)

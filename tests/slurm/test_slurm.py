@@ -1,4 +1,4 @@
-"""Three slurmd, and a user without root: Monarch's batch scripts (docs/slurm.md)."""
+"""Some slurmd, and a user without root: Monarch's batch scripts (docs/slurm.md)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 import yaml
 from cluster.conftest import why_no_mpi
 from support.draws import sized
+from support.files import make_tree
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 from support.slurm import SCRIPTS, Slurm, why_no_slurm
@@ -26,7 +27,8 @@ from monarch_py.daemon.copies.copies import TIME_STEP_S
 
 pytestmark = pytest.mark.slurm
 
-NAMES = ["node0", "node1", "node2"]
+COUNT = sized(2, 3)
+NAMES = [f"node{number}" for number in range(COUNT)]
 FILES = 17
 
 
@@ -49,6 +51,12 @@ def daemons(config: Path) -> list[psutil.Process]:
             if "monarch" in (words := " ".join(process.cmdline())) and str(config) in words:
                 found.append(process)
     return found
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All tests have the same one, so that its files are old enough for most of them."""
+    return make_tree(tmp_path_factory.mktemp("tree") / "source")
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ def commands(tmp_path: Path) -> Path:
 
 
 class Jobs:
-    """Batch jobs of a user on three nodes.
+    """Batch jobs of a user on the nodes.
 
     Each has a directory: what it says goes there to the file `said`, and in it runs a script.
     """
@@ -83,7 +91,7 @@ class Jobs:
         self.slurm, self.directory, self.config = slurm, directory, config
         self._path = f"{commands}:{os.environ['PATH']}"
 
-    def submit(self, *words: str | Path, nodes: int = 3, **environment: str) -> str:
+    def submit(self, *words: str | Path, nodes: int = COUNT, **environment: str) -> str:
         """Hands in a batch script with its arguments. Returns the job's number."""
         env = {**self.slurm.env(os.environ), "MONARCH_CONFIG": str(self.config), "PATH": self._path}
         env.pop("LD_PRELOAD", None)
@@ -121,10 +129,10 @@ def test_daemons_that_know_of_each_other(jobs: Jobs) -> None:
     look = jobs.script("look", f"monarch status --all --json >{seen}; exit 7")
     job = jobs.submit(SCRIPTS / "job", look, MONARCH_MPI="pmi2")
     said = jobs.finish(job)
-    assert "3 daemons serve " in said, said
+    assert f"{COUNT} daemons serve " in said, said
     nodes = json.loads(seen.read_text())["nodes"]
     assert [node["name"] for node in nodes] == NAMES
-    assert [node["answers"] for node in nodes] == [True] * 3
+    assert [node["answers"] for node in nodes] == [True] * COUNT
     assert jobs.slurm.exit_code(job) == "7:0"
     assert daemons(jobs.config) == []
     assert jobs.copies() == ""
@@ -140,11 +148,14 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
     assert jobs.slurm.exit_code(job) == "2:0"
 
 
+# test_the_first_task_of_a_step_starts_the_daemon has readers of srun, and tests/cluster those of
+# mpiexec.
+@pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
     torchrun = f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2"
-    launchers = ["srun --ntasks=2", "mpiexec -n 2", *sized([], [torchrun])]
-    if torchrun in launchers and shutil.which("torchrun") is None:
+    launchers = ["srun --ntasks=2", "mpiexec -n 2", torchrun]
+    if shutil.which("torchrun") is None:
         pytest.skip("torchrun is missing: install the extra torch")
     seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
     look = [f"monarch status --json >{file}" for file in seen]
@@ -183,6 +194,10 @@ monarch status --json >{seen}""",
 
 def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Path) -> None:
     """The second adds its dataset. When the first ends, a daemon of the second comes after its."""
+    text = (SCRIPTS / "job").read_text()
+    assert "sleep 5;" in text  # it waits for the end of another job's daemon
+    often = jobs.directory / "job"
+    often.write_text(text.replace("sleep 5;", "sleep 1;"))
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_bytes(b"x" * 4096)
@@ -197,10 +212,11 @@ def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Pat
         "second",
         f"""{look} >{seen}.new; mv {seen}.new {seen}
 pid=$(grep -o '"pid": [0-9]*' {seen})
-until {look} >{after}.new && ! grep -q "$pid" {after}.new; do sleep 0.2; done
+while kill -0 "${{pid#* }}"; do sleep 0.2; done
+until {look} >{after}.new && ! grep -q "$pid" {after}.new; do sleep 0.5; done
 mv {after}.new {after}""",
     )
-    job = jobs.submit(SCRIPTS / "job", second, nodes=1, MONARCH_SOURCE=str(other))
+    job = jobs.submit(often, second, nodes=1, MONARCH_SOURCE=str(other))
     wait_until(seen.exists, timeout=60, what="the second job")
     enough.touch()
     jobs.slurm.wait_gone(first)
@@ -213,11 +229,12 @@ mv {after}.new {after}""",
     assert jobs.copies() == ""
 
 
+@pytest.mark.long  # test_slurm_site.py kills a job with its daemon
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Daemons by themselves have shared memory and copies of their own on each node. After scancel
     they have KillWait to remove them."""
     up = jobs.directory / "up"
-    script = jobs.script("train", f"srun --ntasks=3 --nodes=3 monarch warm; touch {up}; sleep 60")
+    script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)
     wait_until(up.exists, timeout=60, what="the copies")
     assert len(jobs.copies().split()) == len(NAMES) * FILES
@@ -232,7 +249,8 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     names = "seen", "go", "after", "again", "enough"
     seen, go, after, again, enough = (jobs.directory / name for name in names)
     look = "monarch status --all --json"
-    serve = "srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n3 --ntasks-per-node=1"
+    step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
+    serve = f"{step} --ntasks-per-node=1"
     # The same step again, of which the tasks where a daemon serves end at once. The daemon answers
     # before its step has said so, and the job's end would end the step.
     train = jobs.script(
@@ -249,7 +267,7 @@ exit 7""",
     wait_until(seen.exists, timeout=60, what="the daemons")
     nodes = json.loads(seen.read_text())["nodes"]
     assert [node["name"] for node in nodes] == NAMES
-    assert [node["answers"] for node in nodes] == [True] * 3
+    assert [node["answers"] for node in nodes] == [True] * COUNT
     victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
     # Its `serve` has ended, and Slurm knows.
@@ -258,18 +276,20 @@ exit 7""",
     go.touch()
     try:
         wait_until(
-            lambda: "2 of 3 daemons already served " in said_of(), timeout=60, what="a second step"
+            lambda: f"{COUNT - 1} of {COUNT} daemons already served " in said_of(),
+            timeout=60,
+            what="a second step",
         )
     except AssertionError as late:
         raise AssertionError(f"{late}: {said_of()}, {after.exists()=}, {again.exists()=}") from late
     enough.touch()
     said = jobs.finish(job)
     nodes = json.loads(after.read_text())["nodes"]
-    assert [node["why"] for node in nodes] == ["", "cannot be reached", ""], said
+    assert [node["why"] for node in nodes] == ["", "cannot be reached", ""][:COUNT], said
     assert "monarch: the daemon has ended" in said, said
     nodes = json.loads(again.read_text())["nodes"]
-    assert [node["why"] for node in nodes] == ["", "", ""], said
-    assert "3 daemons serve " in said, said
+    assert [node["why"] for node in nodes] == [""] * COUNT, said
+    assert f"{COUNT} daemons serve " in said, said
     assert jobs.slurm.exit_code(job) == "7:0"
     assert daemons(jobs.config) == []
     assert jobs.copies() == ""
@@ -307,5 +327,5 @@ def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
     serve = "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve"
     said = jobs.finish(jobs.submit(jobs.script("job.sh", f'{serve}\necho "status $?"')))
     assert "status 2\n" in said, said
-    assert said.count("peers.interface: 'no0' has no address on ") == 3, said
+    assert said.count("peers.interface: 'no0' has no address on ") == COUNT, said
     assert daemons(jobs.config) == []

@@ -132,7 +132,7 @@ def test_jobs_of_a_user_that_are_killed(site: Site) -> None:
     killed = site.submit(
         "killed",
         f"export MONARCH_CONFIG={own}; srun --overlap monarch serve --alone &\n"
-        "until monarch status >/dev/null 2>&1; do sleep 0.2; done; monarch warm",
+        "until monarch status >/dev/null 2>&1; do sleep 0.5; done; monarch warm",
     )
     kept = site.copies("own1")
     assert len(site.copies("own0")) + len(kept) == COUNT

@@ -1,0 +1,30 @@
+"""Probes file systems in a thread of the tests' process, in place of a child process.
+
+A command that runs in the test's process (command_line.py), or a configuration that is loaded
+there, probes a file system for each path, and each probe forks. The tests' process is large: a fork
+takes longer than everything else that most commands do. Processes that tests start fork as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+# No process has this number, so that nothing is killed or waited for after the probe.
+NO_PROCESS = (1 << 31) - 1
+
+
+def ask(path: Path) -> tuple[int, int]:
+    """Replaces `monarch_py.util.hanging._ask`. A thread that hangs is left behind."""
+    answer, end = os.pipe2(os.O_CLOEXEC)
+
+    def probe() -> None:
+        with suppress(OSError):
+            os.stat(path)
+            os.statvfs(path)
+        os.close(end)
+
+    Thread(target=probe, daemon=True).start()
+    return NO_PROCESS, answer
