@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import sized
 from support.files import Files, check_all
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
@@ -299,11 +300,20 @@ def test_what_no_tier_has_room_for_is_not_filled_ahead(
 
 
 def test_copies_that_nobody_used_give_way_to_what_programs_read(
-    session_factory: Factory, flat: Files, small: list[dict[str, object]]
+    monkeypatch: pytest.MonkeyPatch,
+    session_factory: Factory,
+    flat: Files,
+    small: list[dict[str, object]],
 ) -> None:
     """A program that reads a part of a directory for which there is room has it all there once it
     has come back to it."""
-    session = auto(session_factory, flat.root, tiers=small)
+    monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
+    session = session_factory(flat.root, tiers=small, prefetch="auto")
+    with served_here(monkeypatch, session) as daemon:
+        give_way(session, daemon, flat)
+
+
+def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
     read(session, *some(flat, NAMES))
     own = some(flat, wait_full(session) - NAMES, first=MANY // 2)
     wanted = {path.name for path in own}
@@ -322,7 +332,7 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     wait_until(lambda: time.monotonic() - refused_at > 2 * unused.ONE_USE_S, what="another use")
     read(session, *own)
     wait_until(lambda: wanted <= names_present(session), what="copies of what is read")
-    assert_quiet(session)
+    assert_quiet_here(daemon)
     assert session.status()["sources"][0]["bypass"] == {}
     check_all(session, flat)
 

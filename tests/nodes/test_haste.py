@@ -23,7 +23,7 @@ def owner_of_all(cluster: Cluster) -> int:
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
     """The owner reads what is asked for first; nobody reads the rest from the source for it."""
-    size, block = 48 * MIB, MIB
+    size, block = sized(24, 48) * MIB, MIB
     # On a busy machine, the source may be faster than the other node.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     cluster = cluster_factory(2, files, size, prefetch="eager")
     late = cluster.nodes[0]
     late.kill()
-    late.config.write_text(late.config.read_text() + "scan_rate: 8\n")
+    late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
     # In a directory that has just changed, the scan looks at what is known already too.
     new = cluster.mounts[0].backing / "new"
     new.touch()

@@ -17,7 +17,7 @@ PLACES = ("shared/", "clients/", "publish/", "scan/")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = (CSRC / name for name in NATIVE if name.startswith(PLACES))
     sources = [*files, HERE / "scan_threads.c"]
-    flags = ["-pthread", "-Wl,--wrap=pthread_create"]
+    flags = ["-pthread", "-O0", "-Wl,--wrap=pthread_create"]
     return build_program(tmp_path_factory.mktemp("scan") / "scan_threads", *sources, flags=flags)
 
 
