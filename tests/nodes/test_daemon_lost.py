@@ -15,7 +15,7 @@ from support.nodes import Node
 from support.session import wait_until
 
 MIB = 1 << 20
-FILES, SIZE = sized(24, 60), MIB // 2
+FILES, SIZE = sized(36, 60), MIB // 2
 VICTIM = 1
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from support.draws import cases, sized
+from support.draws import cases
 from support.epoch import READER_LIMIT_S
 from support.nodes import Host, Node
 from support.planned import PlannedNodes, follows
@@ -18,7 +18,7 @@ from benchmarks.peers.nodes import Nodes as Namespaces
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
-RANKS, FILES, SIZE, EPOCHS, SEED = 3, sized(240, 360), 40_000, 6, 11
+RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
 VICTIM = 1
 # What a copy takes of a tier [bytes].
 COUNTED = 40_960
