@@ -159,10 +159,10 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
     session = session_factory(files.root, tiers=tiers, prefetch="eager").start()
     wait_present(session, 30)
-    # Files that changed just now are recorded two seconds later only.
     wait_until(lambda: not session.status()["pending"], what="the end of all fills")
     session.stop()
     files.add("f00000", 999, version=1)
+    # Files that changed just now are recorded two seconds later only.
     files.wait_until_old(2.1)
     # After a crash the copies are checked first, and a damaged one is made anew.
     ends: list[tuple[Callable[[], None], int]] = [

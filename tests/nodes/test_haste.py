@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import pytest
 from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
@@ -59,12 +60,13 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
+@pytest.mark.long  # in short: test_crowds.py, orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """More than the engines take at a time: orders that wait for another node leave room for those
     that another node waits for."""
-    files, size = sized(2500, 5000), KIB
+    files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
         for rank, (node, mount) in enumerate(zip(cluster.nodes, cluster.mounts, strict=True)):
