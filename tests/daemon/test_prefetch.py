@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from daemon.old_files import OldFiles
-from support.draws import sized
 from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
@@ -165,13 +164,13 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     # Files that changed just now are recorded two seconds later only.
     files.wait_until_old(2.1)
     # After a crash the copies are checked first, and a damaged one is made anew.
-    ends: list[tuple[Callable[[], None], int]] = [
-        (session.stop, 1),
-        *sized([], [(session.stop, 0)]),
-        (session.kill, 0),
-        (partial(damage, session), 1),
+    ends: list[Callable[[], None]] = [
+        session.stop,
+        session.stop,
+        session.kill,
+        partial(damage, session),
     ]
-    for end, made in ends:
+    for end, made in zip(ends, (1, 0, 0, 1), strict=True):
         end()
         session.start()
         wait_present(session, 30)
