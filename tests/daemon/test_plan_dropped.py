@@ -65,7 +65,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     # What was before goes on: files are placed as they come.
     check_all(session, site.files, site.root)
     session.wait_idle()
-    train(session, site.root, seed=11, epochs=sized(1, 2))
+    train(session, site.root, seed=11, epochs=sized(3, 2))
     wait_dropped(session)
     assert_dropped(session, "do not fit the plan", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
