@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples, sized
 
 from monarch_py.arrays import ENTRY, pointer
 from monarch_py.ipc import word
@@ -56,7 +57,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     yield make(tmp_path)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(batches=st.lists(files, min_size=1, max_size=5))
 def test_what_is_added_is_found_and_nothing_else(
     batches: list[list[tuple[int, bytes, int]]],
@@ -264,7 +265,7 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
     words = [sys.executable, "-c", READER, str(directory), str(done)]
     readers = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        for start in range(0, 60_000, 500):
+        for start in range(0, sized(25_000, 60_000), 500):
             catalog.add(*batch(many(500, start)))
         done.touch()
         for reader in readers:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.epoch import make_files
 from support.files import Files
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
+# How many, and their size.
+NUMBERED = (200, 50_000)
 
 
 def add_tree(files: Files) -> Files:
@@ -18,11 +21,15 @@ def add_tree(files: Files) -> Files:
 
 class OldFiles:
     """Made when the first test of this directory starts, so that hardly any test waits until they
-    are old (`Files.wait_until_old`). No test may change them.
+    are old (`Files.wait_until_old`). No test may change them, but `one_tests`.
 
-    flat : ten of 100 kB;  tree : see add_tree
+    flat : ten of 100 kB;  tree : see add_tree;  numbered : see NUMBERED, named by their seeds
+    one_tests : thirty of 1 kB, for a single test, which changes some
     """
 
     def __init__(self, place: Path) -> None:
         self.flat = Files(place / "flat").add_many(10, 100_000)
         self.tree = add_tree(Files(place / "tree"))
+        self.numbered = place / "numbered"
+        make_files(self.numbered, *NUMBERED)
+        self.one_tests = Files(place / "changing").add_many(30, 1000)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import sized
 from support.files import Files, check_all
 from support.nodes import Nodes
 from support.session import MIB, Session, wait_until
@@ -119,6 +120,13 @@ def test_a_directory_of_which_some_files_were_read_is_filled(
     wait_until(lambda: unused_files(session) == 0, what="the opens")
     assert session.totals()["fills"] == MANY
     assert_quiet(session)
+    # After clear nothing is filled before programs read again.
+    session.forget()
+    wait_until(lambda: not session.status()["dropping"], what="no copy")
+    assert_quiet(session)
+    assert (present(session), unused_files(session)) == (0, 0)
+    read(session, *some(flat, NAMES, first=NAMES))
+    wait_until(lambda: present(session) == MANY, what="all copies")
 
 
 def test_however_they_were_read(session_factory: Factory, tmp_path: Path) -> None:
@@ -287,23 +295,21 @@ def wait_full(session: Session) -> int:
     return present(session)
 
 
-def test_what_no_tier_has_room_for_is_not_filled_ahead(
-    session_factory: Factory, flat: Files, small: list[dict[str, object]]
-) -> None:
-    session = auto(session_factory, flat.root, tiers=small)
-    read(session, *some(flat, NAMES))
-    full = wait_full(session)
-    assert_quiet(session)
-    told = session.status()["sources"][0]
-    assert (told["present"], told["absent"], told["bypass"]) == (full, MANY - full, {})
-
-
 def test_copies_that_nobody_used_give_way_to_what_programs_read(
-    session_factory: Factory, flat: Files, small: list[dict[str, object]]
+    monkeypatch: pytest.MonkeyPatch,
+    session_factory: Factory,
+    flat: Files,
+    small: list[dict[str, object]],
 ) -> None:
     """A program that reads a part of a directory for which there is room has it all there once it
     has come back to it."""
-    session = auto(session_factory, flat.root, tiers=small)
+    monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
+    session = session_factory(flat.root, tiers=small, prefetch="auto")
+    with served_here(monkeypatch, session) as daemon:
+        give_way(session, daemon, flat)
+
+
+def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
     read(session, *some(flat, NAMES))
     own = some(flat, wait_full(session) - NAMES, first=MANY // 2)
     wanted = {path.name for path in own}
@@ -322,7 +328,7 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     wait_until(lambda: time.monotonic() - refused_at > 2 * unused.ONE_USE_S, what="another use")
     read(session, *own)
     wait_until(lambda: wanted <= names_present(session), what="copies of what is read")
-    assert_quiet(session)
+    assert_quiet_here(daemon)
     assert session.status()["sources"][0]["bypass"] == {}
     check_all(session, flat)
 
@@ -346,12 +352,16 @@ def test_opens_are_heard_of_before_the_first_copy_is_there(
     assert heard and all(heard)
 
 
-def test_an_epoch_of_all_files_reads_none_twice_where_there_is_room_for_half(
+def test_what_no_tier_has_room_for_is_not_filled_ahead_and_read_once(
     session_factory: Factory, flat: Files, small: list[dict[str, object]]
 ) -> None:
     session = auto(session_factory, flat.root, tiers=small)
     read(session, *some(flat, NAMES))
     full = wait_full(session)
+    assert_quiet(session)
+    told = session.status()["sources"][0]
+    assert (told["present"], told["absent"], told["bypass"]) == (full, MANY - full, {})
+    # An epoch of all files reads none of them twice.
     rest = [path for path in some(flat, MANY) if path not in some(flat, NAMES)]
     random.Random(1).shuffle(rest)
     read(session, *rest)
@@ -466,20 +476,6 @@ def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> Non
         kept = int(other.nodes()["kept_files"])
         wait_until(lambda: len(other.copies()) == kept > given, what="what the other keeps")
         assert sum(node.totals()["source_bytes_read_by_fills"] for node in nodes.all) == MANY * SIZE
-
-
-def test_after_clear_nothing_is_filled_before_programs_read_again(
-    session_factory: Factory, flat: Files
-) -> None:
-    session = auto(session_factory, flat.root)
-    read(session, *some(flat, NAMES))
-    wait_until(lambda: present(session) == MANY, what="all copies")
-    session.forget()
-    wait_until(lambda: not session.status()["dropping"], what="no copy")
-    assert_quiet(session)
-    assert (present(session), unused_files(session)) == (0, 0)
-    read(session, *some(flat, NAMES, first=NAMES))
-    wait_until(lambda: present(session) == MANY, what="all copies")
 
 
 @pytest.mark.parametrize("settings", [{"prefetch": "on_demand"}, {"switch_file": "off"}])

@@ -30,7 +30,7 @@ from monarch_py.plan.timeline import Run, Timeline
 from monarch_py.policies.node import NodePolicy
 
 # Half of the files are used in the first epochs, the other half in the others. The area holds 30.
-HALF, SIZE, EPOCHS = 160, 50_000, 3
+HALF, SIZE, EPOCHS = 160, 50_000, sized(2, 3)
 AREA = 2 * MIB
 WINDOW = AREA // SIZE
 

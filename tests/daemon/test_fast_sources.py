@@ -259,6 +259,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
+@pytest.mark.long  # the two tests of idle cores are its short form
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
     """The daemon takes a small part of one processor where none is idle."""
     root, many = tmp_path / "source", 20_000

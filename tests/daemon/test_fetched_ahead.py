@@ -127,7 +127,7 @@ def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
     """The third one in the plan has room when the first, which is opened but not there yet, has
     gone; the fourth would have at once."""
     sizes = [400, 290, 390, 180]
-    few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=350 * 1024)
+    few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=sized(700, 350) * 1024)
     wait_until(lambda: all(few.copies()[:2]), what="the first two")
     assert not any(few.copies()[2:])
     few.open(0)

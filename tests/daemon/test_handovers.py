@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
@@ -26,6 +26,10 @@ from monarch_py.native import ffi
 
 Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
+# Slow enough that no copy is there before its file was read [s].
+SLOW = {"open": 0.002, "read": 0.002}
+# The rate of a scan that has not met most files before the end of a test.
+UNMET = 4
 # Each way reads all of a file; `say` tells what was read.
 WAYS = {
     "read": "data = os.read(fd, 1 << 20)",
@@ -62,27 +66,78 @@ def reading(way: str) -> str:
     return READ.replace("WAY", WAYS[way])
 
 
+class Ground:
+    """A slow source of directories of MANY files each, and a session that serves it. Each test has
+    a directory of its own, whose pages nothing has in memory."""
+
+    def __init__(self, mounted: SlowSource, session: Session) -> None:
+        self.session, self._mounted = session, mounted
+        self.names = [f"d{number}" for number in range(32)]
+        for name in self.names:
+            make_files(mounted.backing / name, MANY, SIZE)
+        mounted.latency(**SLOW)
+
+    def next(self) -> Directory:
+        """The next test's directory; nothing has a copy any more."""
+        if self.session.daemon is None:
+            self.session.start().wait_scanned()
+        self.session.wait_idle()
+        self.session.forget()
+        wait_until(
+            lambda: present(self.session) == 0 and not self.session.status()["dropping"],
+            what="the end of all copies",
+        )
+        self._mounted.reset()
+        return Directory(self._mounted, self.names.pop())
+
+
+class Directory:
+    """One of a slow source's, with the source's counters."""
+
+    def __init__(self, mounted: SlowSource, name: str) -> None:
+        self.name = name
+        self.mountpoint, self.backing = mounted.mountpoint / name, mounted.backing / name
+        self.counts, self.reset = mounted.counts, mounted.reset
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path) -> Iterator[Ground]:
+    place = tmp_path_factory.mktemp("ground")
+    backing, mountpoint = place / "backing", place / "mount"
+    for path in (backing, mountpoint):
+        path.mkdir()
+    with (
+        SlowSource(backing, mountpoint, binary=slowsource_binary, keep_pages=True) as mounted,
+        Session(place, mountpoint) as session,
+    ):
+        yield Ground(mounted, session)
+
+
 @pytest.fixture
-def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """Slow enough that no copy is there before its file was read."""
+def source(ground: Ground) -> Directory:
+    return ground.next()
+
+
+@pytest.fixture
+def session(ground: Ground, source: Directory) -> Session:
+    """The one that all tests share."""
+    # Before a program uses files no room is granted: the first one is the daemon's to open.
+    read(ground.session, source, "read", 1)
+    wait_until(lambda: present(ground.session) == 1, what="the first copy")
+    source.reset()
+    return ground.session
+
+
+@pytest.fixture
+def own_source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
+    """For a session of the test's own."""
     mounted = slow_factory(keep_pages=True)
     make_files(mounted.backing, MANY, SIZE)
-    mounted.latency(open=0.002, read=0.002)
+    mounted.latency(**SLOW)
     return mounted
 
 
-@pytest.fixture
-def session(session_factory: Factory, source: SlowSource) -> Session:
-    made = session_factory(source.mountpoint, prefetch="on_demand").start()
-    made.wait_scanned()
-    # Before a program uses files no room is granted: the first one is the daemon's to open.
-    read(made, source, "read", 1)
-    wait_until(lambda: present(made) == 1, what="the first copy")
-    source.reset()
-    return made
-
-
-def read(session: Session, source: SlowSource, way: str, *seeds: int) -> None:
+def read(session: Session, source: SlowSource | Directory, way: str, *seeds: int) -> None:
     paths = [source.mountpoint / str(seed) for seed in seeds]
     said = session.python(reading(way), *paths).split()
     assert said == [digest(content(seed, SIZE)) for seed in seeds]
@@ -94,7 +149,7 @@ def present(session: Session) -> int:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_source_sees_one_open_and_every_byte_once(
-    session: Session, source: SlowSource, way: str
+    session: Session, source: Directory, way: str
 ) -> None:
     seeds = range(2, MANY + 1)
     read(session, source, way, *seeds)
@@ -112,35 +167,35 @@ def test_the_source_sees_one_open_and_every_byte_once(
     "way", cases(["read", "parts", "backwards", "mmap", "unseen"], short=["parts", "mmap"])
 )
 def test_files_that_no_scan_has_met_are_opened_once(
-    session_factory: Factory, source: SlowSource, way: str
+    session_factory: Factory, own_source: SlowSource, way: str
 ) -> None:
-    settings = {"prefetch": "on_demand", "scan_rate": 1}
-    with session_factory(source.mountpoint, **settings).start() as session:
-        source.reset()
-        read(session, source, way, *range(1, MANY + 1))
+    settings = {"prefetch": "on_demand", "scan_rate": UNMET}
+    with session_factory(own_source.mountpoint, **settings).start() as session:
+        own_source.reset()
+        read(session, own_source, way, *range(1, MANY + 1))
         wait_until(lambda: present(session) == MANY, what="copies of all files")
-        counts = source.counts()
+        counts = own_source.counts()
         assert counts["open"] == MANY
         assert counts["bytes_read"] == MANY * SIZE
-        source.reset()
-        read(session, source, way, *range(1, MANY + 1))
-        assert source.counts()["open"] == 0
+        own_source.reset()
+        read(session, own_source, way, *range(1, MANY + 1))
+        assert own_source.counts()["open"] == 0
 
 
-def test_a_wrong_path_is_not_believed(session_factory: Factory, source: SlowSource) -> None:
-    settings = {"prefetch": "on_demand", "scan_rate": 1}
-    session = session_factory(source.mountpoint, **settings).start()
+def test_a_wrong_path_is_not_believed(session_factory: Factory, own_source: SlowSource) -> None:
+    settings = {"prefetch": "on_demand", "scan_rate": UNMET}
+    session = session_factory(own_source.mountpoint, **settings).start()
     before = ffi.offsetof("struct monarch_handover", "path")
     for path in (b"3", b"./2", b"../mount/2", b"/2", b"2/", b"", b"no", b"2\0x"):
         about = {"id": 2**26, "source": 0, "path_len": len(path)}
         what = ffi.new("struct monarch_handover *", about)
         ffi.memmove(what.path, path, len(path))
-        fd = os.open(source.mountpoint / "2", os.O_RDONLY)
+        fd = os.open(own_source.mountpoint / "2", os.O_RDONLY)
         send(session, bytes(ffi.buffer(what))[: before + len(path) + 1], fd)
         os.close(fd)
-    read(session, source, "read", 2, 3)
+    read(session, own_source, "read", 2, 3)
     wait_until(lambda: present(session) == 2, what="copies of what was read")
-    read(session, source, "read", 2, 3)
+    read(session, own_source, "read", 2, 3)
 
 
 LARGE = 3_000_000
@@ -176,50 +231,50 @@ def started(session: Session, script: str, path: Path, rest: str = "") -> Iterat
         assert program.wait(60) == 0
 
 
-def add_large(source: SlowSource, name: str) -> None:
+def add_large(source: SlowSource | Directory, name: str) -> None:
     (source.backing / name).write_bytes(content(int(name), LARGE))
 
 
 @pytest.mark.parametrize("is_met", [True, False])
 def test_larger_files_are_opened_once_too(
-    session_factory: Factory, source: SlowSource, is_met: bool
+    session_factory: Factory, own_source: SlowSource, is_met: bool
 ) -> None:
     names = [str(seed) for seed in range(101, 105)]
     for name in names:
-        add_large(source, name)
-    rate = {} if is_met else {"scan_rate": 1}
-    with session_factory(source.mountpoint, prefetch="on_demand", **rate).start() as session:
+        add_large(own_source, name)
+    rate = {} if is_met else {"scan_rate": UNMET}
+    with session_factory(own_source.mountpoint, prefetch="on_demand", **rate).start() as session:
         if is_met:
             session.wait_scanned()
-        source.reset()
-        paths = [source.mountpoint / name for name in names]
+        own_source.reset()
+        paths = [own_source.mountpoint / name for name in names]
         for _ in range(2):
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
         # Before a program uses files no room is granted: the first one is the daemon's to open.
-        assert source.counts()["open"] <= len(names) + 1
-        assert source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
+        assert own_source.counts()["open"] <= len(names) + 1
+        assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
 
 def test_a_file_that_is_read_at_random_is_filled_in_parts(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     """Its program may have it open for as long as it lives, and never reads all of it."""
     add_large(source, "101")
-    entry_of(session, "101")
+    entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
         wait_until(lambda: present(session) == 2, what="the copy, while the file is open")
 
 
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     """A claim lasts for a second; a slow program's is renewed."""
     add_large(source, "101")
-    entry = entry_of(session, "101")
+    entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
-    rest = "\nwhile os.read(fd, 300_000): time.sleep(0.2)"
+    rest = "\nwhile os.read(fd, 300_000): time.sleep(0.15)"
     source.reset()
     with started(session, script, source.mountpoint / "101", rest):
         session.connection.ask("warm", entries=[entry], ticket="test")
@@ -241,9 +296,9 @@ def rest_of(seed: int) -> str:
     return digest(content(seed, LARGE)[1 << 20 :])
 
 
-def test_two_processes_read_one_new_file_at_once(session: Session, source: SlowSource) -> None:
+def test_two_processes_read_one_new_file_at_once(session: Session, source: Directory) -> None:
     add_large(source, "101")
-    entry_of(session, "101")
+    entry_of(session, source, "101")
     source.reset()
     path = source.mountpoint / "101"
     with started(session, HALF, path, REST + SAY), started(session, HALF, path, REST + SAY):
@@ -255,32 +310,32 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: SlowS
     assert said == [digest(content(101, LARGE))]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
-    session: Session, source: SlowSource, number: signal.Signals
+    session: Session, source: Directory
 ) -> None:
     """Its claim ends by itself: then the daemon fills the file, and another program has it."""
-    add_large(source, "101")
-    entry = entry_of(session, "101")
-    path = source.mountpoint / "101"
-    program = popen(session, HALF + READY, path)
-    with program:
-        try:
+    numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
+    paths = [source.mountpoint / name for name in numbers]
+    for name in numbers:
+        add_large(source, name)
+    entries = [entry_of(session, source, name) for name in numbers]
+    with ExitStack() as stack:
+        for path, number in zip(paths, numbers.values(), strict=True):
+            program = stack.enter_context(popen(session, HALF + READY, path))
+            stack.callback(program.kill)
             assert program.stdout is not None
             assert program.stdout.readline() == b"ready\n"
             program.send_signal(number)
-            session.connection.ask("warm", entries=[entry], ticket="test")
-            wait_until(lambda: present(session) == 2, what="the copy")
-        finally:
-            program.kill()
-    said = session.python(reading("parts"), path).split()
-    assert said == [digest(content(101, LARGE))]
+        session.connection.ask("warm", entries=entries, ticket="test")
+        wait_until(lambda: present(session) == 3, what="the copies")
+    said = session.python(reading("parts"), *paths).split()
+    assert said == [digest(content(int(name), LARGE)) for name in numbers]
 
 
 @pytest.mark.parametrize("way", ["fork", "exec"])
-def test_another_program_reads_on(session: Session, source: SlowSource, way: str) -> None:
+def test_another_program_reads_on(session: Session, source: Directory, way: str) -> None:
     add_large(source, "101")
-    entry_of(session, "101")
+    entry_of(session, source, "101")
     on = {
         "fork": "\nif os.fork(): os.wait(); sys.exit()",
         "exec": "\nos.set_inheritable(fd, True)\n"
@@ -293,9 +348,9 @@ def test_another_program_reads_on(session: Session, source: SlowSource, way: str
     wait_until(lambda: present(session) == 2, what="the copy")
 
 
-def test_a_reader_that_begins_in_the_middle(session: Session, source: SlowSource) -> None:
+def test_a_reader_that_begins_in_the_middle(session: Session, source: Directory) -> None:
     add_large(source, "101")
-    entry_of(session, "101")
+    entry_of(session, source, "101")
     script = (
         "import hashlib, os, sys\nfd = os.open(sys.argv[1], 0)\nos.lseek(fd, 1_000_000, 0)\n"
         "data = b''.join(iter(lambda: os.read(fd, 100_000), b''))\nos.lseek(fd, 0, 0)\n"
@@ -308,19 +363,21 @@ def test_a_reader_that_begins_in_the_middle(session: Session, source: SlowSource
 
 
 def test_a_file_for_which_no_tier_has_room(
-    session_factory: Factory, source: SlowSource, tmp_path: Path
+    session_factory: Factory, own_source: SlowSource, tmp_path: Path
 ) -> None:
-    add_large(source, "101")
+    add_large(own_source, "101")
     tier = tmp_path / "small"
     tier.mkdir()
     tiers = [{"mount_point": tier, "max_storage_quota": 2_000_000}]
-    with session_factory(source.mountpoint, prefetch="on_demand", tiers=tiers).start() as session:
+    with session_factory(
+        own_source.mountpoint, prefetch="on_demand", tiers=tiers
+    ).start() as session:
         session.wait_scanned()
-        path = source.mountpoint / "101"
+        path = own_source.mountpoint / "101"
         for _ in range(2):
             said = session.python(reading("parts"), path).split()
             assert said == [digest(content(101, LARGE))]
-        read(session, source, "parts", 1)
+        read(session, own_source, "parts", 1)
         wait_until(lambda: present(session) == 1, what="a copy that has room")
         wait_until(
             lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="the reason"
@@ -328,27 +385,27 @@ def test_a_file_for_which_no_tier_has_room(
 
 
 def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
-    session_factory: Factory, source: SlowSource
+    session_factory: Factory, own_source: SlowSource
 ) -> None:
-    names = [str(seed) for seed in range(101, sized(104, 109))]
+    names = [str(seed) for seed in range(101, sized(103, 109))]
     for name in names:
-        add_large(source, name)
-    # The scan, which the test waits for, takes a second for each file.
+        add_large(own_source, name)
+    # The scan, which the test waits for, takes half a second for each file.
     for seed in range(2, MANY + 1):
-        (source.backing / str(seed)).unlink()
+        (own_source.backing / str(seed)).unlink()
     script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"
-    with session_factory(source.mountpoint, scan_rate=1).start() as session:
-        source.reset()
-        session.python(script + "; os.close(fd)", *(source.mountpoint / name for name in names))
-        session.python(reading("read"), source.mountpoint / "1")
+    with session_factory(own_source.mountpoint, scan_rate=2).start() as session:
+        own_source.reset()
+        session.python(script + "; os.close(fd)", *(own_source.mountpoint / name for name in names))
+        session.python(reading("read"), own_source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the copy of what was read")
         session.wait_idle()
         assert present(session) == 1
-        assert source.counts()["open"] == len(names) + 1
-        assert source.counts()["bytes_read"] <= len(names) * (256 << 10) + SIZE
+        assert own_source.counts()["open"] == len(names) + 1
+        assert own_source.counts()["bytes_read"] <= len(names) * (256 << 10) + SIZE
 
 
-def test_who_reads_headers_has_no_file_copied(session: Session, source: SlowSource) -> None:
+def test_who_reads_headers_has_no_file_copied(session: Session, source: Directory) -> None:
     source.reset()
     script = "import os, sys\nfor p in sys.argv[1:]: os.read(os.open(p, os.O_RDONLY), 4096)"
     close = "\nfor fd in range(3, 64):\n try: os.close(fd)\n except OSError: pass"
@@ -359,7 +416,7 @@ def test_who_reads_headers_has_no_file_copied(session: Session, source: SlowSour
 
 
 def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     script = "import os, sys\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 60_000)\nos.close(fd)"
     session.python(script, source.mountpoint / "2")
@@ -369,7 +426,7 @@ def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
 
 
 def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     """The program's own write, and one behind the mount, come after the reading and before or while
     the copy is made."""
@@ -385,7 +442,7 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
     session.python(check, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
 
 
-def test_a_lock_ends_with_its_descriptor(session: Session, source: SlowSource) -> None:
+def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
     """The daemon has the open file as well for a moment: a lock on that would outlive its close."""
     script = """
 import fcntl, os, sys
@@ -437,7 +494,7 @@ def test_a_mount_that_keeps_no_pages_is_learnt(
     """There the daemon would read again what a program has read: it reads for the program."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
-    source.latency(open=0.002, read=0.002)
+    source.latency(open=0.002, read=0.0005)
     with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
         session.wait_scanned()
         read(session, source, "parts", *range(1, 51))
@@ -448,7 +505,7 @@ def test_a_mount_that_keeps_no_pages_is_learnt(
         assert source.counts()["bytes_read"] <= (many - 50 + 1) * SIZE
 
 
-def test_a_locked_descriptor_is_kept(session: Session, source: SlowSource) -> None:
+def test_a_locked_descriptor_is_kept(session: Session, source: Directory) -> None:
     script = """
 import fcntl, os, sys
 fd = os.open(sys.argv[1], 0)
@@ -511,9 +568,9 @@ def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of flock is x86-64's")
-def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: SlowSource) -> None:
+def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: Directory) -> None:
     add_large(source, "101")
-    entry = entry_of(session, "101")
+    entry = entry_of(session, source, "101")
     path = source.mountpoint / "101"
     with path.open("r+b") as written:
         fcntl.flock(written, fcntl.LOCK_EX)
@@ -530,7 +587,7 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: S
     assert said.strip() == digest(new)
 
 
-def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: SlowSource) -> None:
+def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: Directory) -> None:
     """The file was handed over through the one descriptor, and is locked through the other."""
     script = """
 import fcntl, os, sys
@@ -547,7 +604,7 @@ for path in sys.argv[1:]:
     session.python(script, *(source.mountpoint / str(seed) for seed in range(2, MANY + 1)))
 
 
-def test_a_program_without_descriptors_left_reads_on(session: Session, source: SlowSource) -> None:
+def test_a_program_without_descriptors_left_reads_on(session: Session, source: Directory) -> None:
     script = """
 import hashlib, os, resource, sys
 for path in sys.argv[1:]:
@@ -564,7 +621,7 @@ for path in sys.argv[1:]:
 
 
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     session.kill()
     read(session, source, "read", *range(2, MANY + 1))
@@ -585,12 +642,13 @@ def send(session: Session, what: bytes, *fds: int) -> None:
     os.close(directory)
 
 
-def entry_of(session: Session, name: str) -> int:
-    return int(session.connection.ask("look", paths=[[0, name]])["entries"][0])
+def entry_of(session: Session, source: Directory, name: str) -> int:
+    paths = [[0, f"{source.name}/{name}"]]
+    return int(session.connection.ask("look", paths=paths)["entries"][0])
 
 
 def test_a_wrong_descriptor_is_not_believed(
-    session: Session, source: SlowSource, tmp_path: Path
+    session: Session, source: Directory, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
@@ -605,7 +663,7 @@ def test_a_wrong_descriptor_is_not_believed(
     for seed, opened in fds.items():
         fd = opened()
         try:
-            hand(session, entry_of(session, str(seed)), fd)
+            hand(session, entry_of(session, source, str(seed)), fd)
         finally:
             os.close(fd)
     wait_until(lambda: present(session) == 1 + len(fds), what="copies, from the files themselves")
@@ -614,7 +672,7 @@ def test_a_wrong_descriptor_is_not_believed(
     assert source.counts()["bytes_read"] == 0
 
 
-def test_a_message_that_names_nothing_is_dropped(session: Session, source: SlowSource) -> None:
+def test_a_message_that_names_nothing_is_dropped(session: Session, source: Directory) -> None:
     fd = os.open(source.mountpoint / "2", os.O_RDONLY)
     for entry in (2**24, 2**25, 2**63, 2**64 - 1):
         hand(session, entry, fd)
@@ -627,7 +685,7 @@ def test_a_message_that_names_nothing_is_dropped(session: Session, source: SlowS
 
 
 def test_descriptors_are_closed_when_their_copies_are_made(
-    session: Session, source: SlowSource
+    session: Session, source: Directory
 ) -> None:
     read(session, source, "read", *range(2, MANY + 1))
     wait_until(lambda: present(session) == MANY, what="copies of all files")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from support.draws import sized
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
@@ -30,7 +31,7 @@ def test_a_loop_that_is_rung_all_the_time_rests(
     segment = Segment.open(session.paths.clients, writable=True)
     clients = segment.as_struct("struct monarch_clients")
     began_s, times = time.monotonic(), daemon.cpu_times()
-    while time.monotonic() - began_s < 1:
+    while time.monotonic() - began_s < sized(0.5, 1):
         lib.monarch_ring_doorbell(clients)
     now = daemon.cpu_times()
     assert now.user + now.system - times.user - times.system < 0.4 * (time.monotonic() - began_s)

@@ -23,6 +23,7 @@ from daemon.planned_site import (
     wait_dropped,
     wait_followed,
 )
+from support.draws import sized
 from support.files import Files, check_all
 from support.session import Session, wait_until
 from support.watch import assert_quiet
@@ -64,7 +65,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     # What was before goes on: files are placed as they come.
     check_all(session, site.files, site.root)
     session.wait_idle()
-    train(session, site.root, seed=11, epochs=2)
+    train(session, site.root, seed=11, epochs=sized(3, 2))
     wait_dropped(session)
     assert_dropped(session, "do not fit the plan", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
@@ -129,6 +130,7 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
+@pytest.mark.long  # in short: test_tracker.py has several plans, and the first test a daemon
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed) for seed in (5, 6)

@@ -50,6 +50,7 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
+@pytest.mark.long  # in short: test_tracker.py, and with daemons nodes/test_planned_failures.py
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
     wait_followed(session)
@@ -65,9 +66,8 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
-@pytest.mark.parametrize(
-    "torch", [False, pytest.param(True, marks=[needs_torch, pytest.mark.long])]
-)
+@pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
+@pytest.mark.long  # in short: test_ranks_read.py, ranks that a plan knows
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
@@ -79,6 +79,8 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
+# In short: test_tracker.py has plans of several jobs, and the next test jobs on a daemon.
+@pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed, epochs=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daemon.old_files import OldFiles
 from support.files import Files, check_all
 from support.session import MIB, Session, wait_until
 from support.watch import assert_quiet
@@ -149,18 +150,18 @@ def test_eager_without_room_for_all(session_factory: Factory, tmp_path: Path) ->
 
 
 def test_copies_of_an_earlier_session_are_not_made_again(
-    session_factory: Factory, tmp_path: Path
+    session_factory: Factory, tmp_path: Path, old_files: OldFiles
 ) -> None:
-    files = Files(tmp_path / "source").add_many(30, 1000)
+    files = old_files.one_tests.wait_until_old()
     tier = tmp_path / "kept"
     tier.mkdir()
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
     session = session_factory(files.root, tiers=tiers, prefetch="eager").start()
     wait_present(session, 30)
-    # Files that changed just now are recorded two seconds later only.
-    wait_until(lambda: not session.status()["pending"], what="the second look")
+    wait_until(lambda: not session.status()["pending"], what="the end of all fills")
     session.stop()
     files.add("f00000", 999, version=1)
+    # Files that changed just now are recorded two seconds later only.
     files.wait_until_old(2.1)
     # After a crash the copies are checked first, and a damaged one is made anew.
     ends: list[Callable[[], None]] = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.draws import cases
+from support.draws import cases, sized
 from support.epoch import Reader, content, make_files
 from support.session import MIB, Session, wait_until
 
@@ -27,7 +27,7 @@ from monarch_py.plan.samplers import DistributedSampler
 
 KIB, UNIT = 1 << 10, 256 << 10
 SIZE, FILES, THREADS = 64 * KIB, 240, 8
-RATE = 10e6
+RATE = sized(20e6, 10e6)
 # Of what each of two ranks reads so many files have no copy.
 MISSED = (30, 210)
 # As many small files that each of two ranks demands at a time.
@@ -144,7 +144,7 @@ def test_who_misses_more_has_more_filled_ahead(
 ) -> None:
     """One reader of each rank waits for the first unit of a large file, and no other unit is asked
     for."""
-    source, units = slow_factory(), 60
+    source, units = slow_factory(), sized(40, 60)
     make_files(source.backing, 2, units * UNIT)
     session = session_factory(
         source.mountpoint, balance_ranks=is_on, shared_tpool_size=1, min_reads=1

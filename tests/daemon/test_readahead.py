@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from support.epoch import Reader, make_files
+from daemon.old_files import NUMBERED, OldFiles
+from support.epoch import Reader
+from support.files import Files
 from support.manifests import wait_recorded
 from support.session import MIB, Session, wait_until
 
@@ -22,7 +24,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Listed
 
-FILES, SIZE, EPOCHS = 200, 50_000, 2
+(FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # files that are read at a time
 AREA = 2 * MIB
 # What seven eighths of the area hold, at most; and with some of it taken by its directory and lost
@@ -36,7 +38,6 @@ class Training:
 
     def __init__(self, source: SlowSource, factory: Callable[..., Session], tmp_path: Path) -> None:
         self.source, self._factory, self._place = source, factory, tmp_path
-        make_files(source.backing, FILES, SIZE)
         names = sorted(path.name for path in source.backing.iterdir())
         rng = np.random.default_rng(5)
         epochs = [rng.permutation(FILES) for _ in range(EPOCHS)]
@@ -67,10 +68,16 @@ class Training:
 @pytest.fixture
 def training(
     session_factory: Callable[..., Session],
-    slow_factory: Callable[..., SlowSource],
+    slowsource_binary: Path,
+    old_files: OldFiles,
     tmp_path: Path,
-) -> Training:
-    return Training(slow_factory(), session_factory, tmp_path)
+) -> Iterator[Training]:
+    """Over old files: copies of these are recorded at once."""
+    mountpoint = tmp_path / "mount"
+    mountpoint.mkdir()
+    old = Files(old_files.numbered).wait_until_old()
+    with SlowSource(old.root, mountpoint, binary=slowsource_binary) as mounted:
+        yield Training(mounted, session_factory, tmp_path)
 
 
 def follow(session: Session) -> None:

@@ -8,22 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from csrc.building import build_preload
-from support.draws import cases
+from daemon.patience import build_waiting
+from support.draws import cases, sized
 from support.epoch import Reader, make_files
 from support.session import IN_UNITS, MIB, Session
 
 from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
+MANY, SMALL = sized(8, 16), sized(150, 300)
 Factory = Callable[..., Session]
 
 
 @pytest.fixture(scope="module")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, whose readers do not give up on a daemon that a busy machine leaves no time."""
-    flags = ("-DPATIENCE_NS=60000000000ULL", "-DSILENCE_NS=60000000000ULL")
-    return build_preload(tmp_path_factory.mktemp("patient") / "libmonarch.so", flags=flags)
+    return build_waiting(tmp_path_factory.mktemp("patient"), PATIENCE=60, SILENCE=60)
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def start(session_factory: Factory, source: SlowSource, preload: Path) -> Factor
 def test_sequential_readers_of_large_files(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    files = make_files(source.backing, 16, 4 * MIB)
+    files = make_files(source.backing, MANY, 4 * MIB)
     session = start()
     with Reader(epoch_reader, session, way, UNIT, 8, source.mountpoint, files) as reader:
         # Every open throws away what FUSE has read ahead, 128 KiB, at most.
-        assert served_share(session, source, 16 * 4 * MIB, reader) <= 1.04
+        assert served_share(session, source, MANY * 4 * MIB, reader) <= 1.04
 
 
 def test_random_reads_of_large_files(
@@ -82,7 +82,8 @@ def test_random_reads_of_large_files(
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
-@pytest.mark.parametrize("way", cases(["read,late", "random,late"], short=["random,late"]))
+@pytest.mark.long  # the next test is its short form
+@pytest.mark.parametrize("way", ["read,late", "random,late"])
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
@@ -115,13 +116,13 @@ def test_small_files_read_whole(
 ) -> None:
     """In a call that asks for more than there is, as programs do that do not know the size."""
     size = 100_000
-    files = make_files(source.backing, 300, size)
+    files = make_files(source.backing, SMALL, size)
     # A fill that begins while the reader's open() is under way may be asked for again by FUSE
     # itself, whose open() throws away the pages that were just read. So it begins with the read.
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
-        assert served_share(session, source, 300 * size, reader) == 1.0
-    assert session.totals()["fills"] == 300
+        assert served_share(session, source, SMALL * size, reader) == 1.0
+    assert session.totals()["fills"] == SMALL
 
 
 def test_small_files_that_are_filled_from_the_open_on(
@@ -130,12 +131,12 @@ def test_small_files_that_are_filled_from_the_open_on(
     """The source may serve more, on a busy machine a fifth: FUSE's own open() reads again what the
     fill has read meanwhile, see the test before this one."""
     size = 100_000
-    files = make_files(source.backing, 300, size)
+    files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)
     with Reader(epoch_reader, session, "read", MIB, 4, source.mountpoint, files) as reader:
         # Every open throws away what one fill has read, at most.
-        assert served_share(session, source, 300 * size, reader) <= 2
-    assert session.totals()["fills"] == 300
+        assert served_share(session, source, SMALL * size, reader) <= 2
+    assert session.totals()["fills"] == SMALL
 
 
 def test_a_reader_that_stops_half_way(start: Factory, source: SlowSource) -> None:

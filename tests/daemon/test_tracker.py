@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import cases, examples, seeds
+from support.draws import cases, examples, seeds, sized
 from support.opening import Ranks, in_turns
 
 from monarch_py.daemon.plans.tracker import Found, PlanTracker, observe
@@ -138,10 +138,15 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
 
 
 @pytest.mark.parametrize("seed", seeds(4, few=1))
-@pytest.mark.parametrize(("steps", "ranks"), [(82, 1), (100, 1), (150, 4), (330, 1)])
-def test_another_seed_after_a_right_epoch_is_noticed(steps: int, ranks: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    "size", cases([(82, 1), (100, 1), (100, 4), (150, 4), (330, 1)], short=[(82, 1), (100, 4)])
+)
+def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
     """The window of accesses has right ones then; the end of the right epoch, which is most of a
-    short one, is not taken for what the job opens twice."""
+    short one, is not taken for what the job opens twice.
+
+    size : steps of an epoch, and ranks"""
+    steps, ranks = size
     rng, files = random.Random(seed), BATCH * steps * ranks
     tracker, other = (
         course_of(training(files, seed=number, ranks=ranks), files=files)
@@ -175,7 +180,7 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
     assert (tracker.state, tracker.number) == ("following", 2)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
     """Its last accesses may lie half in one epoch and half in the next."""
@@ -193,8 +198,11 @@ def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, see
 def test_three_right_plans_stay(seed: int) -> None:
     """What one of them has opened twice, or by chance early, is not held against the others."""
     files, rng = BATCH * 150, random.Random(seed)
-    trackers = [course_of(training(files, seed=number), files=files) for number in range(3)]
-    for epoch in range(3):
+    epochs = sized(2, 3)
+    trackers = [
+        course_of(training(files, seed=number), files=files, epochs=epochs) for number in range(3)
+    ]
+    for epoch in range(epochs):
         jobs = [
             in_turns(epoch_of(tracker, epoch, rng), rng, 10 + 10 * number)
             for number, tracker in enumerate(trackers)
@@ -207,17 +215,17 @@ def test_three_right_plans_stay(seed: int) -> None:
             else:
                 opens(trackers, turn)
     assert [tracker.state for tracker in trackers] == ["following"] * 3
-    assert [tracker.number for tracker in trackers] == [2] * 3
+    assert [tracker.number for tracker in trackers] == [epochs - 1] * 3
 
 
-@pytest.mark.parametrize("held_out", [60, 600])
+@pytest.mark.parametrize("held_out", cases([60, 600], short=[600]))
 def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
     """A validation on files of the same directory, which the plan does not tell of."""
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
     tracker = course_of(PlanPart("training", 0, loader), files=files + held_out)
-    for epoch in range(3):
+    for epoch in range(sized(2, 3)):
         for turn in in_turns(epoch_of(tracker, epoch, rng), rng, 10):
             opens([tracker], turn)
         for low in range(files, files + held_out, 10):
@@ -228,22 +236,23 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 
 
 @pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", cases([1, 2], short=[2]))
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
     """It is looked for meanwhile, and goes on from where it was."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
-    tracker = course_of(training(files, ranks=ranks), files=files)
-    for epoch in range(3):
+    epochs = sized(2, 3)
+    tracker = course_of(training(files, ranks=ranks), files=files, epochs=epochs)
+    for epoch in range(epochs):
         for number, turn in enumerate(in_turns(epoch_of(tracker, epoch, rng), rng, 10)):
             opens([tracker], turn)
             if number == 100:
                 for unit in rng.sample(range(files), in_a_row):
                     opens([tracker], [unit])
             assert tracker.state != "dropped"
-    assert (tracker.state, tracker.number) == ("following", 2)
+    assert (tracker.state, tracker.number) == ("following", epochs - 1)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
     """Two workers have what the others have left behind before they were seen."""
     files, rng = BATCH * 200, random.Random(seed)

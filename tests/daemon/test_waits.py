@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from csrc.building import build_preload
+from daemon.patience import build_waiting
 from support.draws import sized
 from support.epoch import Reader, make_files
 from support.session import IN_UNITS, MIB, Session, wait_until
@@ -113,9 +113,9 @@ while word:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, with a 50th of the usual patience."""
-    flags = ("-DPATIENCE_NS=100000000ULL", "-DDEBT_NS=1500000000ULL")
-    return build_preload(tmp_path_factory.mktemp("hasty") / "libmonarch.so", flags=flags)
+    """The library, with a 100th of the usual patience."""
+    patience_s, debt_s = sized((0.05, 0.75), (0.1, 1.5))
+    return build_waiting(tmp_path_factory.mktemp("hasty"), PATIENCE=patience_s, DEBT=debt_s)
 
 
 @pytest.fixture
@@ -182,9 +182,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Here no more than two can, of half a second each."""
-    flags = ("-DPATIENCE_NS=500000000ULL", "-DWASTE_NS=1250000000ULL")
-    library = build_preload(tmp_path_factory.mktemp("wasting") / "libmonarch.so", flags=flags)
+    """Here no more than two can, of a fifth of a second each."""
+    library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
     session = session_factory(

@@ -19,6 +19,17 @@ from monarch_py.demo.slowsource import SlowSource
 from monarch_py.plan.loader import Loader
 
 
+def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[SlowSource]:
+    made = []
+    for rank in range(count):
+        backing, mountpoint = place / "backing", place / f"mount{rank}"
+        backing.mkdir(exist_ok=True)
+        mountpoint.mkdir()
+        source = SlowSource(backing, mountpoint, binary=binary, keep_pages=True)
+        made.append(stack.enter_context(source))
+    return made
+
+
 @pytest.fixture
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
     """Mounts one dataset for so many nodes, each with a client of its own, as on a cluster: what
@@ -26,18 +37,7 @@ def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], 
     that is opened once more: else those that are just being read for a fill, because of another
     node, would be read twice when a program of this node opens the file meanwhile."""
     with ExitStack() as stack:
-
-        def mount(count: int) -> list[SlowSource]:
-            made = []
-            for rank in range(count):
-                backing, mountpoint = tmp_path / "backing", tmp_path / f"mount{rank}"
-                backing.mkdir(exist_ok=True)
-                mountpoint.mkdir()
-                source = SlowSource(backing, mountpoint, binary=slowsource_binary, keep_pages=True)
-                made.append(stack.enter_context(source))
-            return made
-
-        yield mount
+        yield lambda count: mounted(stack, tmp_path, slowsource_binary, count)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.draws import cases
 from support.planned import PlannedNodes, follows
 from support.session import MIB
 
@@ -24,7 +25,7 @@ QUOTA = ROOM // RANKS + MIB // 2
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("split", ["local_first", "solar"])
+@pytest.mark.parametrize("split", cases(["local_first", "solar"], short=["solar"]))
 def test_ranks_read_what_their_nodes_hold(
     split: str, planned_factory: Callable[..., PlannedNodes]
 ) -> None:

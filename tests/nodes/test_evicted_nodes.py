@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.draws import sized
 from support.nodes import Nodes
 from support.planned import PlannedNodes
 from support.watch import assert_quiet
@@ -17,7 +18,7 @@ from monarch_py.plan.samplers import Listed
 
 # Half of the files are used in the first epochs, the other half in the others; every node has room
 # for six tenths of all, of which it owns five.
-RANKS, HALF, SIZE, EPOCHS = 2, 120, 50_000, 6
+RANKS, HALF, SIZE, EPOCHS = 2, 120, 50_000, sized(4, 6)
 FILES = 2 * HALF
 PART = HALF // RANKS // 4  # files that each rank reads at a time
 

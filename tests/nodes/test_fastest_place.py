@@ -86,7 +86,8 @@ def test_holders_are_asked_however_slow_they_are_where_the_user_says_so(
 ) -> None:
     nodes = again(peers={"fetch": "holders"})
     nodes.epoch()
-    namespaces.set_rate(1, SLOW_LINK)
+    # A tenth of what the source gives is slow enough.
+    namespaces.set_rate(1, sized("24mbit", SLOW_LINK))
     for _ in range(sized(1, 2)):
         chosen, came = nodes.epoch()
         assert chosen == 0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import pytest
 from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
@@ -23,7 +24,7 @@ def owner_of_all(cluster: Cluster) -> int:
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
     """The owner reads what is asked for first; nobody reads the rest from the source for it."""
-    size, block = 48 * MIB, MIB
+    size, block = sized(24, 48) * MIB, MIB
     # On a busy machine, the source may be faster than the other node.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
@@ -59,12 +60,13 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
+@pytest.mark.long  # in short: test_crowds.py, orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """More than the engines take at a time: orders that wait for another node leave room for those
     that another node waits for."""
-    files, size = sized(2500, 5000), KIB
+    files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
         for rank, (node, mount) in enumerate(zip(cluster.nodes, cluster.mounts, strict=True)):
@@ -87,7 +89,7 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     cluster = cluster_factory(2, files, size, prefetch="eager")
     late = cluster.nodes[0]
     late.kill()
-    late.config.write_text(late.config.read_text() + "scan_rate: 8\n")
+    late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
     # In a directory that has just changed, the scan looks at what is known already too.
     new = cluster.mounts[0].backing / "new"
     new.touch()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
 from support.session import wait_until
@@ -40,7 +41,7 @@ def test_jobs_get_the_same_of_the_source(cluster_factory: Callable[..., Cluster]
     """Two jobs of one node read other files. Served one after the other, the first would need half
     of the time of the second."""
     cluster = cluster_factory(1, FILES, SIZE)
-    cluster.rate(10e6)
+    cluster.rate(sized(20e6, 10e6))
     halves = cluster.files[: FILES // 2], cluster.files[FILES // 2 :]
     began = time.monotonic()
     with ExitStack() as stack:

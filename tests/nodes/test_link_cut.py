@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import pytest
 from support.draws import sized
 from support.epoch import READER_LIMIT_S
 from support.epochs import Cluster
@@ -18,6 +19,7 @@ FILES, SIZE = sized(36, 60), MIB // 2
 CUT_OFF = 1
 
 
+@pytest.mark.long  # short forms: test_daemon_lost.py, and tests/peers/test_nodes.py of the link
 def test_a_link_that_is_cut_and_mended_in_an_epoch(
     namespaces: Namespaces, hosts: list[Host], cluster_factory: Callable[..., Cluster]
 ) -> None:

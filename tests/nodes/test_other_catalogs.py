@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.epochs import Cluster
 from support.nodes import Node
 from support.session import wait_until
@@ -88,6 +89,7 @@ def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
     assert 0 < own(cluster.nodes[0]) < FILES
 
 
+@pytest.mark.long  # the next two tests are its short form
 def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Cluster]) -> None:
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=False)
 

@@ -142,6 +142,7 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
     assert planned.read_by_fills() <= FILES * SIZE + SOME
 
 
+@pytest.mark.long  # in short: test_ownership.py, and the next test
 def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
     """One node has room for two thirds of the files, another for a sixteenth."""
     parts = (32, 16, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.draws import sized
 from support.planned import PlannedNodes, follows
 from support.session import MIB, wait_until
 
@@ -63,6 +64,7 @@ def assert_read_once(pair: PlannedNodes) -> None:
     assert pair.read_by_fills() == FILES * SIZE
 
 
+@pytest.mark.long  # the next test is its short form
 @pytest.mark.usefixtures("alone")
 def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
     """It fetches ahead, and the other node's daemon does not serve yet."""
@@ -78,7 +80,7 @@ def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> 
 def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(pair: PlannedNodes) -> None:
     """The other node's daemon serves, and has not found the plan's files."""
     first, late = pair.all
-    late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // 3}\n")
+    late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // sized(2, 3)}\n")
     with first.start(), late.start():
         pair.wait_follows(first)
         assert not late.status()["scanned"]

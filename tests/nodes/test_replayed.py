@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.draws import cases
 
 from benchmarks.common import build
 from benchmarks.nodes import testbed
@@ -41,7 +42,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(Path(testbed.__file__).with_name("reader.c"), place, "-pthread")
 
 
-@pytest.mark.parametrize("planned", [0, EPOCHS], ids=["hash", "plan"])
+# The short form without a plan: test_one_policy.py, and test_source_once.py.
+@pytest.mark.parametrize("planned", cases([0, EPOCHS], short=[EPOCHS]), ids=["hash", "plan"])
 def test_bytes_come_from_where_the_simulator_says(
     memory: Path, slowsource_binary: Path, reader: Path, planned: int
 ) -> None:

@@ -7,15 +7,18 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
+from nodes.conftest import mounted
 from peers.offers import Line
-from support.epoch import READER_LIMIT_S
+from support.epoch import READER_LIMIT_S, make_files
 from support.epochs import Cluster
+from support.nodes import Nodes
 from support.session import wait_until
 
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
@@ -28,9 +31,29 @@ from monarch_py.peers.tcp import connect_link, connected
 FILES, SIZE = 20, 300_000
 
 
+@pytest.fixture(scope="module")
+def lasting(
+    tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path, epoch_reader: Path
+) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp("strangers")
+    with ExitStack() as stack:
+        sources = mounted(stack, place, slowsource_binary, 2)
+        files = make_files(sources[0].backing, FILES, SIZE)
+        quotas = [2 * FILES * SIZE] * 2
+        paths = [source.mountpoint for source in sources]
+        nodes = stack.enter_context(Nodes(place / "nodes", paths, quotas)).start()
+        yield Cluster(epoch_reader, nodes.all, sources, files)
+
+
 @pytest.fixture
-def cluster(cluster_factory: Callable[..., Cluster]) -> Cluster:
-    return cluster_factory(2, FILES, SIZE)
+def cluster(lasting: Cluster) -> Cluster:
+    """Of nodes without a copy; all tests share it, so each finds it as another one has left it."""
+    for node in lasting.nodes:
+        node.wait_idle()
+        node.forget()
+    for node in lasting.nodes:
+        wait_until(lambda node=node: not node.copies(), what="the end of all copies")  # type: ignore[misc]
+    return lasting
 
 
 def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import offers
 from peers.offers import BLOCK, FRAME_BYTES, SEAL_BYTES, Line, fetch, let_in, party, xxh3
+from support.draws import examples
 
 from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
@@ -295,7 +296,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(parts=st.lists(PIECES, max_size=6))
 def test_random_answers(script: Script, parts: list[Part]) -> None:
     script.play = says(*parts)

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from peers.holder import content
 from peers.offers import fetch, peer_at
+from support.draws import sized
 
 from benchmarks.peers.ranges import FileId
 from monarch_py.peers.peer import Peer
 from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LIMIT_S
 
-SIZE, SEED = 48 << 20, 3
+SIZE, SEED = sized(16, 48) << 20, 3
 FILE = FileId(source=1, path_hash=1 << 40 | 7, size=SIZE, mtime_ns=5)
 SMALL = replace(FILE, size=64 << 10)
 # The issue's own bound of a wait; what the bounds of a link add up to [s].

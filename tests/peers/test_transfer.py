@@ -23,6 +23,7 @@ from peers.offers import (
     serve,
     sums_of,
 )
+from support.draws import examples
 
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId, fetch_ranges, new_gets
@@ -54,7 +55,7 @@ class PeerServerContext:
         self._server.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     which=st.sampled_from(["known", "unknown"]),
     edges=st.lists(

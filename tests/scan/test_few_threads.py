@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, NATIVE, build_program
+from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_COMPILED, build_program, compile_all
 
 # The folders of the C files that a scan consists of.
 PLACES = ("shared/", "clients/", "publish/", "scan/")
@@ -15,10 +15,17 @@ PLACES = ("shared/", "clients/", "publish/", "scan/")
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    files = (CSRC / name for name in NATIVE if name.startswith(PLACES))
-    sources = [*files, HERE / "scan_threads.c"]
+    place = tmp_path_factory.mktemp("scan")
+    names = [name for name in NATIVE if name.startswith(PLACES)]
+    objects = []
+    # As test_layers.py compiles them, so that the compiler's cache has them.
+    for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
+        within = place / f"shared_{is_shared}"
+        within.mkdir()
+        sources = [CSRC / name for name in names if (name in PRELOAD) == is_shared]
+        objects += compile_all(within, sources, flags)
     flags = ["-pthread", "-Wl,--wrap=pthread_create"]
-    return build_program(tmp_path_factory.mktemp("scan") / "scan_threads", *sources, flags=flags)
+    return build_program(place / "scan_threads", *objects, HERE / "scan_threads.c", flags=flags)
 
 
 @pytest.mark.parametrize("started", [16, 7, 1, 0])

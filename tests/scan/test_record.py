@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.files import make_tree
 
 from monarch_py.arrays import ENTRY
 from monarch_py.config.load import load_config
@@ -104,15 +105,20 @@ def test_random_entries_come_back() -> None:
                 assert (told[name] == entries[name]).all(), name
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("recorded")
+    return record_sources(config_of(place, make_tree(place / "source")))
+
+
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, -1])
-def test_half_a_record_is_refused(tree: Path, tmp_path: Path, size: int) -> None:
-    data = record_sources(config_of(tmp_path, tree))
+def test_half_a_record_is_refused(recorded: bytes, size: int) -> None:
     with pytest.raises(ValueError, match="not a record of a scan"):
-        read_record(data[:size])
+        read_record(recorded[:size])
 
 
-def test_a_damaged_batch_is_refused(tree: Path, tmp_path: Path) -> None:
-    data = bytearray(record_sources(config_of(tmp_path, tree)))
+def test_a_damaged_batch_is_refused(recorded: bytes) -> None:
+    data = bytearray(recorded)
     data[-1] ^= 1
     scan = RecordedScan(0, read_record(bytes(data))[0])
     with pytest.raises(ValueError, match="not a batch of entries"):

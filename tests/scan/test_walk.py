@@ -65,34 +65,54 @@ def test_threads_share_the_names_of_one_directory(slow_factory: Callable[..., Sl
     assert {p for p in inodes if p} == {f"f{number:04d}" for number in range(FILES)}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
-def test_every_name_is_reported_once_whatever_the_shape(tmp_path: Path, threads: int) -> None:
-    rng = np.random.default_rng(threads)
-    root = tmp_path / "root"
-    root.mkdir()
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories of many sizes, which no test changes."""
+    rng = np.random.default_rng(1)
+    root = tmp_path_factory.mktemp("shapes")
     # Around the size of a portion, and far beyond what may wait for the threads.
     for number, files in enumerate([0, 1, 63, 64, 65, 128, 5000]):
         directory = root / f"d{number}" / ("deep" if number % 2 else "")
         directory.mkdir(parents=True)
         for i in range(files):
             (directory / ("n" * int(rng.integers(1, 240)) + f"-{i}")).touch()
-    expected = {"": root.stat().st_ino}
-    for path in root.rglob("*"):
-        expected[str(path.relative_to(root))] = path.stat().st_ino
-    inodes, listed, _ = scan(root, threads)
+    return root
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_every_name_is_reported_once_whatever_the_shape(shapes: Path, threads: int) -> None:
+    inodes, listed, _ = scan(shapes, threads)
+    expected, directories = {"": shapes.stat().st_ino}, {"": len(os.listdir(shapes))}
+    for directory, below, names in os.walk(shapes):
+        for name in (*below, *names):
+            path = os.path.join(directory, name)
+            expected[os.path.relpath(path, shapes)] = os.stat(path).st_ino
+        for name in below:
+            path = os.path.join(directory, name)
+            directories[os.path.relpath(path, shapes)] = len(os.listdir(path))
     assert inodes == expected
-    directories = {"", *(str(p.relative_to(root)) for p in root.rglob("*") if p.is_dir())}
-    assert listed == {d: len(os.listdir(root / d)) for d in directories}
+    assert listed == directories
+
+
+MANY = 50
+NAMES = [f"d{number:02d}/{i}" for number in range(40) for i in range(MANY)]
+NAMES += [f"e/f/{above}/{i}" for above in "gh" for i in range(MANY)]
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of NAMES, which no test changes."""
+    root = tmp_path_factory.mktemp("named")
+    for directory in parents(NAMES):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        (root / name).touch()
+    return root
 
 
 @pytest.mark.parametrize(("directory", "is_deep"), [("d30", False), ("e/f/g", False), ("e", True)])
-def test_what_is_wanted_comes_first(tmp_path: Path, directory: str, is_deep: bool) -> None:
-    root, many = tmp_path / "root", 50
-    names = [f"d{number:02d}/{i}" for number in range(40) for i in range(many)]
-    names += [f"e/f/{above}/{i}" for above in "gh" for i in range(many)]
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
+def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
+    root, names, many = named, NAMES, MANY
     fd = os.open(root, os.O_RDONLY)
     walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
     walk.want("d05", is_deep=False)  # met first, and only the latest ones are kept for later

@@ -1,0 +1,28 @@
+"""The library whose readers wait for other times than the package's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, build, compile_all
+
+# The one file that has the times.
+WAITS = "preload/fill/demand.c"
+
+
+def build_waiting(directory: Path, **times_s: float) -> Path:
+    """Returns a library with these constants of WAITS [s]. All its other objects are those of other
+    tests, so that the compiler's cache has them."""
+    flags = [f"-D{name}_NS={round(time_s * 1e9)}ULL" for name, time_s in times_s.items()]
+    out = directory / "libmonarch.so"
+    assert WAITS in PRELOAD
+    with TemporaryDirectory(prefix="monarch-objects-") as place:
+        own = Path(place, "own")
+        own.mkdir()
+        others = [CSRC / name for name in PRELOAD if name != WAITS]
+        objects = [
+            *compile_all(Path(place), others, PRELOAD_COMPILED),
+            *compile_all(own, [CSRC / WAITS], [*PRELOAD_COMPILED, *flags]),
+        ]
+        return build(out, objects, PRELOAD_COMPILED)
