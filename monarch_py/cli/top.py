@@ -94,10 +94,12 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
     until : a value of time.monotonic() [s];  has_keys : whether standard input is a terminal
     """
-    while (left := until - time.monotonic()) > 0:
-        if not has_keys:
-            time.sleep(left)
-        elif select.select([sys.stdin], [], [], left)[0] and _ends(os.read(sys.stdin.fileno(), 64)):
+    if not has_keys:
+        time.sleep(max(0.0, until - time.monotonic()))
+        return False
+    # Keys are also read if `until` has passed: the daemon's answer may have taken so long.
+    while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
+        if _ends(os.read(sys.stdin.fileno(), 64)):
             return True
     return False
 
