@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from cluster.rank_server import rank_program
 from support.command_line import run_monarch
 from support.session import arranged
 
@@ -26,6 +27,8 @@ from monarch_py.native import lib
 MIB = 1 << 20
 # mpiexec's own guard: a test that hangs says so before pytest does [s].
 LIMIT_S = 90
+# A rank with an interpreter of its own. Only tests that are about the processes need it.
+INTERPRETER = [sys.executable, "-m", "monarch_py"]
 
 
 def why_no_mpi() -> str | None:
@@ -51,6 +54,7 @@ class Local:
     def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
         self.directory, self.count = directory, count
         self.prefix: list[str] = []  # before `monarch`, in every rank
+        self.program = rank_program()  # `monarch` itself
         self.shm = directory / "shm"
         self.shm.mkdir(parents=True)
         self.template = directory / "tiers-{rank}.yaml"
@@ -90,7 +94,7 @@ class Local:
 
     def command(self, *words: str | Path, count: int | None = None) -> list[str | Path]:
         number = str(self.count if count is None else count)
-        return [mpiexec(), "-n", number, *self.prefix, sys.executable, "-m", "monarch_py", *words]
+        return [mpiexec(), "-n", number, *self.prefix, *self.program, *words]
 
     def _run(
         self, command: Sequence[str | Path], env: Mapping[str, str]

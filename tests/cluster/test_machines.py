@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from cluster.conftest import mpiexec, why_no_mpi
+from cluster.rank_server import rank_program
 from support.files import make_tree
 from support.machines import Machines, why_no_machines
 from support.session import wait_until
 
 NAMES = ["node0", "node1", "node2"]
-PROGRAM = [sys.executable, "-m", "monarch_py"]
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def together(machines: Machines, *words: str | Path) -> subprocess.CompletedProc
     """`monarch` on all of them, by an mpiexec on the first."""
     launch = ["-launcher", "ssh", "-launcher-exec", str(machines.launcher())]
     where = ["-hosts", ",".join(NAMES), "-ppn", "1", "-n", str(len(NAMES))]
-    return machines.run(0, mpiexec(), *launch, *where, *PROGRAM, *words, env=env())
+    return machines.run(0, mpiexec(), *launch, *where, *rank_program(), *words, env=env())
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +79,12 @@ def started(place: Path, config: Path) -> Iterator[Machines]:
             assert done.stdout.count("stopped") == 3
         finally:
             for machine in range(len(NAMES)):
-                machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+                machines.run(machine, *rank_program(), "stop", "-c", config, env=env())
 
 
 def nodes_seen_by(machines: Machines, machine: int, config: Path) -> list[dict[str, Any]]:
     words = ["status", "--all", "--json", "-c", str(config)]
-    done = machines.run(machine, *PROGRAM, *words, env=env())
+    done = machines.run(machine, *rank_program(), *words, env=env())
     nodes: list[dict[str, Any]] = json.loads(done.stdout)["nodes"]
     assert done.returncode == (not all(node["answers"] for node in nodes)), done.stderr
     return nodes
@@ -117,7 +116,7 @@ def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) 
     )
     for machine in range(len(NAMES)):
         words: list[str | Path] = ["run", "-q", "-c", config, "--", "sha256sum", *files]
-        done = started.run(machine, *PROGRAM, *words, env=env())
+        done = started.run(machine, *rank_program(), *words, env=env())
         assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
 
     def got_and_given() -> tuple[int, int]:
@@ -192,7 +191,7 @@ def test_machines_that_do_not_reach_each_other_are_named(
         assert f"peers.interface in {config}" in line
     finally:
         for machine in range(len(NAMES)):
-            machines.run(machine, *PROGRAM, "stop", "-c", config, env=env())
+            machines.run(machine, *rank_program(), "stop", "-c", config, env=env())
 
 
 def add_bridge(machines: Machines, address: Callable[[int], str]) -> None:

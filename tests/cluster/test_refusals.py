@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster.conftest import Local
-from support.draws import cases
+from cluster.conftest import INTERPRETER, Local
+from support.draws import cases, sized
 from support.planned import save_plan
 from support.session import wait_until
 
@@ -178,7 +178,8 @@ def test_a_rank_that_dies_in_the_middle(
     source = slow_factory()
     for i in range(300):
         (tmp_path / "backing" / f"f{i}").touch()
-    local = local_factory(tmp_path / "mount", 3, scan_threads=1)
+    local = local_factory(tmp_path / "mount", sized(2, 3), scan_threads=1)
+    local.program = INTERPRETER
     source.latency(getattr=0.2)
     before = source.counts()["getattr"]
     with subprocess.Popen(
@@ -194,7 +195,7 @@ def test_a_rank_that_dies_in_the_middle(
                 for process in psutil.Process(launcher.pid).children(recursive=True)
                 if "monarch_py" in process.cmdline()
             ]
-            assert len(ranks) == 3
+            assert len(ranks) == local.count
             ranks[-1].send_signal(number)
             started = time.monotonic()
             source.latency(getattr=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster.conftest import Local
+from cluster.conftest import INTERPRETER, Local
 from support.draws import sized
 from support.session import wait_until
 
@@ -27,6 +27,8 @@ def wait_scanned(local: Local) -> None:
 def test_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Local]) -> None:
     count = sized(2, 4)
     local, last = local_factory(tree, count), count - 1
+    # The other tests have ranks that are forked, and so are the daemons of these.
+    local.program, forked = INTERPRETER, local.program
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{count} daemons serve ")
@@ -50,6 +52,7 @@ def test_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Loc
     shown = local.monarch("status", "--all", "-c", local.file(1))
     assert shown.stdout.count("serving") == count
     assert shown.returncode == 0
+    local.program = forked
     again = local.ranks("start", "-c", local.template)
     assert (again.returncode, again.stderr) == (0, "")
     assert "already" in again.stdout

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.answering import all_answer
 
 from monarch_py.config import _disk
 from monarch_py.config.load import load_config
@@ -53,8 +54,9 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    with all_answer():
+        yield Site(tmp_path)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import time
 
 import pytest
 from config.backtracking import glob_to_regex
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.config import patterns
 from monarch_py.config.patterns import PathFilter
@@ -109,16 +110,19 @@ PART = st.text("ab.*?", min_size=1, max_size=3).filter(
 DEEP_GLOB = st.lists(PART | st.just("**"), min_size=2, max_size=4).map("/".join)
 
 
+@settings(max_examples=examples(40))
 @given(glob=DEEP_GLOB, path=PATH)
 def test_globs_with_a_slash_agree_with_the_second_opinion(glob: str, path: str) -> None:
     assert PathFilter([glob]).matches(path) == agrees(glob, path)
 
 
+@settings(max_examples=examples(40))
 @given(glob=PART, path=PATH)
 def test_globs_without_a_slash_see_the_base_name_alone(glob: str, path: str) -> None:
     assert PathFilter([glob]).matches(path) == agrees(glob, path.rpartition("/")[2])
 
 
+@settings(max_examples=examples(40))
 @given(include=st.lists(PART, max_size=3), exclude=st.lists(PART, max_size=3), path=PATH)
 def test_a_filter_is_the_sum_of_its_globs(
     include: list[str], exclude: list[str], path: str
@@ -130,6 +134,7 @@ def test_a_filter_is_the_sum_of_its_globs(
     assert PathFilter(include, exclude).matches(path) == expected
 
 
+@settings(max_examples=examples(40))
 @given(path=st.text(min_size=1).map(lambda text: text.replace("/", "_")))
 def test_an_escaped_name_matches_itself(path: str) -> None:
     literal = "".join(f"\\{char}" if char in "*?[\\" else char for char in path)
@@ -174,6 +179,7 @@ def is_refused(glob: str) -> bool:
     return False
 
 
+@settings(max_examples=examples(40))
 @given(
     globs=st.lists(ANY_GLOB.filter(lambda glob: not is_refused(glob)), min_size=1, max_size=3),
     paths=st.lists(ANY_PATH, min_size=1, max_size=8),

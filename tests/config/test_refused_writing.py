@@ -426,7 +426,7 @@ PIECES = [*SMALLEST.splitlines(keepends=True), "- ", "  ", "*", "&a ", "<<: ", "
 PIECES += ["data_plane:\n", "path: /\n", "type: ram\n", "block_size: ", "include: [a]\n", "{", "]"]
 
 
-@settings(max_examples=draws.examples(100), deadline=None)
+@settings(max_examples=draws.examples(40), deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 def test_no_text_leads_to_another_error(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]

@@ -7,7 +7,10 @@
 
 #include "loaders/loaders.h"
 
-enum { THREADS = 4, SAMPLES = 600, LARGEST = 500, TURNS = 40 };
+enum { THREADS = 4, SAMPLES = 600, LARGEST = 500 };
+
+/* How often each thread visits all samples, on average. */
+static int turns;
 
 static struct monarch_kept *kept;
 
@@ -47,7 +50,7 @@ static void take(uint64_t first) {
 
 static void *work(void *seed) {
     unsigned state = (unsigned)(uintptr_t)seed;
-    for (int i = 0; i < TURNS * SAMPLES; i++) {
+    for (int i = 0; i < turns * SAMPLES; i++) {
         uint64_t sample = (uint64_t)rand_r(&state) % SAMPLES, length;
         if (i % 3 == 0)
             put(sample);
@@ -74,11 +77,13 @@ static void check_room(void) {
     }
     if (used != kept->used || used > kept->room || whole == 0 || whole == SAMPLES)
         fail("room", whole);
-    if (kept->from_memory + kept->from_source != (uint64_t)THREADS * TURNS * SAMPLES)
+    if (kept->from_memory + kept->from_source != (uint64_t)THREADS * (uint64_t)turns * SAMPLES)
         fail("counts", whole);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc != 2 || (turns = atoi(argv[1])) < 1)
+        fail("no number of turns", 0);
     uint64_t data = sizeof *kept + SAMPLES * sizeof(struct monarch_kept_sample);
     uint64_t room = SAMPLES * LARGEST / 3;
     pthread_t threads[THREADS];

@@ -14,14 +14,16 @@ PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
 # Of a rank's batches: the smallest and the largest that each way has.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# Steps of the short form: among them are empty batches.
-SHORT = 15
+# The short form: its steps, among which are empty batches, and what it leaves out. `uneven` goes
+# through the same steps.
+SHORT, LEFT_OUT = 8, "equal"
 
 
 @pytest.mark.parametrize("steps", [SHORT, pytest.param(50, marks=pytest.mark.long)])
 def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> None:
+    ways = [way for way in SIZES if steps != SHORT or way != LEFT_OUT]
     done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path / "store", str(steps), *SIZES],
+        [sys.executable, PROGRAM, tmp_path / "store", str(steps), *ways],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -37,6 +39,7 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     assert told.pop("early") == 4
     # One rank asks about the files for all, and an error is that of all.
     assert (told.pop("asked"), told.pop("missing")) == (50, 4)
+    assert list(told) == ways
     for way, found in told.items():
         assert found["norm"] <= 1e-14, way
         assert found["element"] <= 1e-13, way

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
@@ -76,7 +77,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(**SHAPES)
 def test_global_batches_are_those_of_distributed_sampler(
     kind: type[Any], length: int, batch: int, nodes: int, per_node: int, epoch: int, drop_last: bool
@@ -99,7 +100,7 @@ def test_global_batches_are_those_of_distributed_sampler(
         assert all(min(1, int(mean)) <= len(each) <= np.ceil(1.5 * mean) for each in step)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(**SHAPES)
 def test_of_one_holder_each_no_step_moves_more_than_it_must(
     length: int, batch: int, nodes: int, per_node: int, epoch: int, drop_last: bool
@@ -134,7 +135,7 @@ def most_local(holders: npt.NDArray[np.int32], samples: list[int], room: list[in
     return sum(settle(at, set()) for at in range(len(samples)))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     nodes=st.integers(1, 5),
     batch=st.integers(1, 6),
@@ -161,7 +162,7 @@ def test_of_several_holders_the_matching_is_the_largest(
         assert nodes * batch - local == loads[step * nodes : (step + 1) * nodes].sum()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     nodes=st.integers(1, 6),
     batch=st.integers(1, 12),
@@ -184,7 +185,7 @@ def test_solar_deals_as_the_policy_does(
     assert schedule.loads.tolist() == np.bincount(node[loaded], minlength=nodes).tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     cap=st.integers(100, 400).map(lambda hundredths: hundredths / 100),
     batch=st.integers(1, 60),
@@ -255,7 +256,7 @@ def test_samples_and_nodes_that_do_not_exist_are_refused(
 # --- weights ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(20))
 @given(length=st.integers(1, 200), ranks=st.integers(1, 6), least=st.integers(0, 1))
 def test_weights_make_the_mean_over_ranks_that_of_the_global_batch(
     length: int, ranks: int, least: int
@@ -290,7 +291,7 @@ def test_weights_by_step_and_in_order_agree() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     length=st.integers(1, 200),
     batch=st.integers(1, 6),

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaders.staged_data import Rows
+from support import draws
 
 from monarch_py.arrays import Array
 from monarch_py.demo.slowsource import SlowSource
@@ -97,7 +98,7 @@ def test_every_sample_comes_once_with_its_label(tmp_path: Path) -> None:
     batch=st.integers(1, 20),
     drop_last=st.booleans(),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=draws.examples(6), deadline=None)
 def test_ranks_share_an_epoch(
     tmp_path_factory: pytest.TempPathFactory,
     length: int,
@@ -133,7 +134,8 @@ def test_ranks_share_an_epoch(
         assert counts.sum() == length + -length % world
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+# test_records.py has the dataset in a spawned process.
+@pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_rows_of_hdf5(tmp_path: Path, method: str) -> None:
     h5py = pytest.importorskip("h5py")
     values = np.random.default_rng(2).normal(size=(500, 3, 5)).astype("f4")
@@ -217,7 +219,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         assert loader.times.wait_s >= 0.1, "a training that computes nothing waits"
 
 
-@pytest.mark.parametrize("group", [8, 20, 64])
+@pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))
 def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
     """The first groups of the epoch that comes, whether the training names it or not; and if
     another one comes, that one's samples."""
@@ -474,14 +476,19 @@ def test_the_process_has_not_the_trainings_handler(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGSTOP, "was stopped by a signal")],
-)
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+KILLED, STOPPED = "was killed by signal 9", "was stopped by a signal"
+ENDS = [
+    (number, said, method)
+    for number, said in ((signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED))
+    for method in ("fork", "spawn")
+]
+
+
+@pytest.mark.parametrize("end", draws.cases(ENDS, short=[ENDS[1], ENDS[2]]))
 def test_a_process_that_is_killed_or_stopped(
-    tmp_path: Path, number: signal.Signals, said: str, method: str
+    tmp_path: Path, end: tuple[signal.Signals, str, str]
 ) -> None:
+    number, said, method = end
     write(tmp_path / "a.bin", 1000)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 100, start_method=method) as loader:
@@ -537,7 +544,8 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+# What a forked process inherits is what could be left.
+@pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)
     context: Any = multiprocessing.get_context(method)

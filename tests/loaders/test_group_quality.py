@@ -148,9 +148,9 @@ def one_thread() -> Any:
 
 
 def test_a_short_training_is_as_good(tmp_path: Path) -> None:
-    images = Images.drawn(1536, 1)
-    assert is_as_good(ratios(tmp_path, images, mlp, seeds=4, epochs=6))
-    assert not is_as_good(ratios(tmp_path, images.sorted(), mlp, seeds=4, epochs=6))
+    images = Images.drawn(1024, 1)
+    assert is_as_good(ratios(tmp_path, images, mlp, seeds=4, epochs=4))
+    assert not is_as_good(ratios(tmp_path, images.sorted(), mlp, seeds=4, epochs=4))
 
 
 @pytest.mark.long

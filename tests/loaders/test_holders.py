@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nodes.lone_nodes import Catalog, alone, node
+from support.answering import all_answer
+from support.draws import cases
 
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.holders import Files, kept_by_daemons, kept_here
@@ -24,7 +26,7 @@ FILES = 200
 
 @pytest.fixture(autouse=True, scope="module")
 def without_peers() -> Iterator[None]:
-    with alone():
+    with alone(), all_answer():
         yield
 
 
@@ -55,9 +57,15 @@ class Session:
         )
 
 
-@pytest.mark.parametrize("quotas", [(MIB,), (MIB // 2, MIB), (2 * MIB,), (16 * MIB,)])
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_the_daemons_decide_alike(quotas: tuple[int, ...], nodes: int, tmp_path: Path) -> None:
+# One node and several; tiers into which not all files fit, and one into which they do.
+QUOTAS = [(MIB,), (MIB // 2, MIB), (2 * MIB,), (16 * MIB,)]
+CLUSTERS = [(nodes, quotas) for nodes in (1, 2, 3) for quotas in QUOTAS]
+SHORT = [(1, QUOTAS[1]), (2, QUOTAS[3]), (3, QUOTAS[0])]
+
+
+@pytest.mark.parametrize("cluster", cases(CLUSTERS, short=SHORT))
+def test_the_daemons_decide_alike(cluster: tuple[int, tuple[int, ...]], tmp_path: Path) -> None:
+    nodes, quotas = cluster
     session = Session(tmp_path, quotas)
     found = kept_by_daemons(Files(session.paths), nodes, session.config, extra=True)
     ids = session.catalog.ids()

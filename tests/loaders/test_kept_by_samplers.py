@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.draws import cases
 
 from monarch_py.loaders.samplers.held import HeldSampler
 from monarch_py.loaders.samplers.local_first import LocalFirstSampler
@@ -71,7 +72,7 @@ def own_of(sampler: HeldSampler) -> Any:
     return np.flatnonzero(sampler.holders.reshape(LENGTH, -1)[:, 0] == sampler.ranks.node)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+@pytest.mark.parametrize("share", cases([0.25, 0.5, 0.8], short=[0.5]))
 def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_path: Path) -> None:
     dataset = Counted(tmp_path / "log")
     ranks = [(sampler, sampler.keep(dataset)) for sampler in solar(dataset, share)]

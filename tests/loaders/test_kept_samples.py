@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loaders.staged_data import Labelled, Records, Rows
+from loaders.staged_data import Labelled, Records, Rows, read_samples
+from support.draws import cases
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.ipc.session import kept_directory
@@ -77,7 +78,12 @@ def test_a_sample_is_what_the_dataset_has_and_is_read_once(
 
 @pytest.mark.parametrize(
     ("kind", "method", "workers"),
-    [("bytes", "fork", 2), ("objects", "fork", 2), ("bytes", "spawn", 1)],
+    [
+        ("bytes", "fork", 2),
+        ("objects", "fork", 2),
+        # In every run without torch, see below.
+        pytest.param("bytes", "spawn", 1, marks=pytest.mark.long),
+    ],
 )
 def test_workers_of_a_plain_dataloader_share_it(
     tmp_path: Path, keep: Callable[..., KeptDataset], kind: str, method: str, workers: int
@@ -98,6 +104,22 @@ def test_workers_of_a_plain_dataloader_share_it(
         assert all(same(got[i], plain[i]) for i in range(12))
         assert kept.sources()["source"] == 12, epoch
     assert kept.sources()["memory"] == 12
+
+
+def test_a_spawned_process_shares_it(keep: Callable[..., KeptDataset]) -> None:
+    kept = keep(Labelled(12), quota="1MiB")
+    kept[4]
+    context: Any = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=read_samples, args=(kept, [4, 5], there))
+    child.start()
+    try:
+        assert here.poll(60)
+        assert here.recv() == [4, 5]
+    finally:
+        child.join(60)
+    assert kept[5]["more"][0] == 5
+    assert kept.sources() == {"memory": 2, "source": 2}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -174,7 +196,8 @@ class Other:
         self.process.stdout.close()
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGKILL])
+# Of those that end in order there is test_other_datasets_and_jobs_have_memory_of_their_own.
+@pytest.mark.parametrize("number", cases([None, signal.SIGKILL], short=[signal.SIGKILL]))
 def test_ranks_share_whoever_of_them_ends(
     keep: Callable[..., KeptDataset], number: int | None
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import CSRC, build_program
+from support.draws import sized
 
 HERE = Path(__file__).parent
 
@@ -16,5 +17,7 @@ def test_samples_are_whole_whoever_puts_them(tmp_path: Path, sanitizers: str) ->
     program = tmp_path / "stress_kept"
     flags = (f"-fsanitize={sanitizers}", "-fno-sanitize-recover", "-pthread")
     build_program(program, HERE / "stress_kept.c", CSRC / "loaders" / "kept.c", flags=flags)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [program, str(sized(10, 40))], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+# test_with_torch.py has what Lightning does with a sampler, and DataLoaders; test_ddp.py has ranks.
+@pytest.mark.long
 def test_trainings_get_the_samplers_batches_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, PROGRAM, tmp_path],

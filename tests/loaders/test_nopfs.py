@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loaders.staged_data import Labelled, Records
+from support.draws import cases
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.kept import KeptDataset
@@ -92,7 +93,8 @@ def test_samples_lie_in_the_buffer_and_nothing_copies_them(
     assert job.statistics()["samples"] == 12
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+# test_staged.py has spawned workers.
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], method: str) -> None:
     job = make(images, 4, EPOCHS, seed=3, multiprocessing_context=method, workers=1)
     dataset = NoPFSImageFolder(images, job, np.asarray)

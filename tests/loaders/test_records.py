@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import cases
 
 from monarch_py.arrays import Array
 from monarch_py.demo.slowsource import SlowSource
@@ -303,9 +304,12 @@ def rows_in_child(dataset: RecordDataset, wanted: list[int], to: Any) -> None:
     to.send_bytes(b"".join(row.tobytes() for row in dataset.__getitems__(wanted)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("name", ["contiguous", "gzip"])
-def test_other_processes_read_alike(tmp_path: Path, method: str, name: str) -> None:
+PROCESSES = [(n, m) for n in ("contiguous", "gzip") for m in ("fork", "spawn")]
+
+
+@pytest.mark.parametrize("process", cases(PROCESSES, short=PROCESSES[1:3]), ids="-".join)
+def test_other_processes_read_alike(tmp_path: Path, process: tuple[str, str]) -> None:
+    name, method = process
     values = content()
     dataset = RecordDataset(write_hdf5(tmp_path / "a.h5", values, **STORED[name]), dataset="x")
     wanted = [5, 200, 6, 299]

@@ -36,6 +36,7 @@ from loaders.staged_data import (
     Swapped,
     Turned,
 )
+from support.draws import cases
 
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.loaders.memory.ring import Ring
@@ -108,7 +109,7 @@ WAYS: list[dict[str, Any]] = [
     {"workers": 0},
     {"workers": 4},
     {"workers": 4, "persistent": False},
-    {"workers": 2, "multiprocessing_context": "spawn"},
+    {"workers": 1, "multiprocessing_context": "spawn"},
     {"workers": 1, "multiprocessing_context": "forkserver"},
 ]
 
@@ -220,7 +221,7 @@ def test_without_torch_batches_are_arrays(make: Callable[..., StagedLoader]) -> 
         assert isinstance(batch["image"], np.ndarray)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_an_exception_of_the_dataset_comes_with_the_workers_traceback(
     make: Callable[..., StagedLoader], method: str
 ) -> None:
@@ -310,7 +311,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+# What a forked process inherits is what could be left.
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str) -> None:
     program = tmp_path / "training.py"
     program.write_text(TRAINING)

@@ -14,7 +14,8 @@ PROGRAM = """
 import json, sys, zlib
 from monarch_py.loaders.staged.nopfs import Job
 if __name__ == "__main__":
-    job = Job(sys.argv[1], 4, 1, seed=1, workers=2, multiprocessing_context=sys.argv[2])
+    job = Job(sys.argv[1], 4, 1, seed=1,
+              workers=int(sys.argv[3]), multiprocessing_context=sys.argv[2])
     sums = [zlib.crc32(job.get()[0]) for _ in range(job.length())]
     print(json.dumps({"sums": sums, "sources": job.statistics()["sources"]}))
     job.destroy()
@@ -35,17 +36,17 @@ def test_bytes_are_the_same_with_and_without_the_library(
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def run(method: str, *, preload: bool) -> Any:
-        words = [sys.executable, program, root, method]
+    def run(method: str, workers: int, *, preload: bool) -> Any:
+        words = [sys.executable, program, root, method, str(workers)]
         done = session.run(words, preload=preload)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    plain = run("fork", preload=False)
-    cold = run("fork", preload=True)
+    plain = run("fork", 2, preload=False)
+    cold = run("fork", 2, preload=True)
     session.want_all()
     session.wait_all_present()
-    warm = run("spawn", preload=True)
+    warm = run("spawn", 1, preload=True)
     assert cold["sums"] == warm["sums"] == plain["sums"]
     assert plain["sources"] == {}
     assert len(set(plain["sums"])) == CLASSES * EACH

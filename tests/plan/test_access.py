@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan import (
@@ -80,7 +81,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return Timeline(tuple(parts), draw(st.integers(1, 5)), nodes, units)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(40), deadline=None, database=None)
 @given(timelines(), st.data())
 def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject) -> None:
     node = draw.draw(st.integers(0, timeline.nodes - 1))
@@ -103,7 +104,7 @@ def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject
     assert told == following
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(40), deadline=None, database=None)
 @given(timelines(), st.integers(1, 3), st.sampled_from([1, 2, 5, 32]))
 def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
     """Any number of passes; ties go to the earlier first use, in positions and then by node."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Loader
@@ -26,7 +27,7 @@ def dealt(order: list[int], split: str, rank: int, ranks: int, batch: int) -> li
     return found
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(80), deadline=None, database=None)
 @given(
     st.integers(1, 80),
     st.integers(1, 9),

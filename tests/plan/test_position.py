@@ -41,7 +41,7 @@ def watch(follower: PositionEstimator, seen: Units) -> None:
     follower.judge(seen, follower.observe(seen))
 
 
-@settings(max_examples=sized(3, 40), deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=sized(2, 40), deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 1 << 30),
     samples=st.integers(1200, 2000),
@@ -109,7 +109,7 @@ def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
     return best
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     samples=st.integers(1200, 5000),

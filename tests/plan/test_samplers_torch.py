@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Loader
@@ -24,7 +25,7 @@ from monarch_py.plan.samplers import (
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 data = torch.utils.data
 
-EXAMPLES = settings(max_examples=120, deadline=None, database=None)
+EXAMPLES = settings(max_examples=examples(40), deadline=None, database=None)
 lengths = st.integers(1, 400)
 seeds = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 99)
 epochs = st.integers(1, 4)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, holders, loads, shuffled, written
+from support.draws import examples
 
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.caches import belady, first_fit, hashed, lru
@@ -111,7 +112,7 @@ def best_possible(files: list[int], capacity: int) -> int:
     return max(states.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=14), st.integers(0, 4))
 def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
     after = [
@@ -123,7 +124,7 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
     assert len(files) - found.count(MISS) == best_possible(files, capacity)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(10, 60), st.floats(0.05, 1.2), st.integers(2, 5), st.integers(0, 2**32))
 def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed: int) -> None:
     """Equal sizes, one node. In every epoch from the second on exactly D - C are loaded."""
@@ -135,7 +136,7 @@ def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed:
         assert sum(loads(job, other(job))) >= sum(least)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(2, 4), st.floats(0.1, 0.9), st.integers(2, 5), st.integers(0, 2**32))
 def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: int) -> None:
     """Several nodes, each for itself: no node hits more often by pinning or by LRU."""
@@ -156,7 +157,7 @@ def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: in
         assert hits["best"] >= max(hits["lru"], hits["pinned"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 8), st.integers(0, 8))
 def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) -> None:
     """Files of one size: the classes together hold what one of their size would."""
@@ -178,7 +179,7 @@ def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
     assert (list(far.into), list(far.down)) == ([2, 1, 2, 0], [2, 1, 2, 0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
 def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
     """File f has f + 1 bytes. What is found can be read back: hits never exceed what fits."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, holders, loads, shuffled, written
+from support.draws import examples
 
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
@@ -78,7 +79,7 @@ def test_every_queue_needs_a_thread() -> None:
         share_threads(np.ones((3, 4)), 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     queues=st.integers(1, 4), extra=st.integers(0, 12), falling=st.booleans(), seed=st.integers(0)
 )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
+from support.draws import cases, examples
 
 from benchmarks.policies.bound import bound, bound_of, value_of
 from monarch_py.errors import PolicyError
@@ -103,7 +104,7 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
     assert [each.tolist() for each in classes] == [[], [3, 2, 1, 0], [7, 6, 5]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) -> None:
     """Two nodes, four files, any prices: all 256 placements, of those that the program allows."""
@@ -121,7 +122,7 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
             assert (table * values * sizes).sum() <= most + 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     nodes=st.integers(1, 8),
     epochs=st.integers(1, 40),
@@ -244,7 +245,7 @@ class Rows(list[npt.NDArray[np.uint16]]):
         return super().__getitem__(node)
 
 
-@pytest.mark.parametrize("files", [5_000, 20_000])
+@pytest.mark.parametrize("files", cases([5_000, 20_000], short=[5_000]))
 def test_it_goes_by_rows(files: int) -> None:
     """Whatever the number of files, the row of a node is read less than thirty times, and as a
     whole: rows may be made when they are asked for, and nothing goes file by file."""

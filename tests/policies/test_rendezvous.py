@@ -62,7 +62,7 @@ def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
     assert (owner[wanted != 0] == wanted[wanted != 0]).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draws.examples(15))
 @given(
     sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=200),
     quotas=st.lists(st.integers(0, 20_000), min_size=1, max_size=6),

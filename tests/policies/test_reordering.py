@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, held_by, shuffled, written
+from support.draws import examples
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.reordering import (
@@ -33,7 +34,7 @@ def test_locality_aware_exchanges_within_a_step() -> None:
     assert decision.remote
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32))
 def test_an_exchange_keeps_steps_and_moves_as_few_as_it_can(
     nodes: int, steps: int, batch: int, seed: int

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.jobs import cluster, holders, loads, order_of, shuffled, written
+from support.draws import examples
 
 from monarch_py.errors import PolicyError
 from monarch_py.policies.eviction import MISS
@@ -48,7 +49,7 @@ def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
     assert edges.std() == pytest.approx(1000 / 4000**0.5, rel=0.1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_an_assignment_is_the_cheapest(size: int, seed: int) -> None:
     costs = np.random.default_rng(seed).integers(0, 20, (size, size)).astype(np.float64)
@@ -61,7 +62,7 @@ def test_an_assignment_is_the_cheapest(size: int, seed: int) -> None:
     assert costs[np.arange(size), columns].sum() == best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 7), st.integers(0, 2**32))
 def test_paths_are_whole_and_above_the_bound(epochs: int, seed: int) -> None:
     costs = np.random.default_rng(seed).integers(10, 100, (epochs, epochs))
@@ -103,7 +104,7 @@ def test_a_step_is_dealt_by_hand() -> None:
     assert node[~loaded].tolist() == [0, 1, 0, 0, 0, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 20), st.floats(1, 3), st.integers(0, 2**32))
 def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -130,7 +131,7 @@ def test_reads_are_joined_by_hand() -> None:
     assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.sets(st.integers(0, 200)), st.integers(0, 8), st.integers(1, 30))
 def test_reads_bring_what_is_wanted(wanted: set[int], gap: int, chunk: int) -> None:
     samples = np.array(sorted(wanted), dtype=np.int64)
@@ -176,7 +177,7 @@ def used(order: npt.NDArray[Any], step: int) -> list[int]:
     return sorted(flat[flat != NO_FILE].tolist())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     nodes=st.integers(1, 4),
     part=st.floats(0.05, 1),

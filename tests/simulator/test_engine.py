@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 from simulator.model import NONE, Places, fetch_seconds
+from support.draws import examples
 
 from monarch_py.policies.named import POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, Copies, Decision, Ints, Job, Served, When
@@ -547,7 +548,7 @@ def decisions(draw: st.DrawFn, of: Job) -> Decision:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(40))
 @given(jobs(), st.data())
 def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.DataObject) -> None:
     of, work = made
@@ -574,7 +575,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     assert measure(of, work, decision).epoch_end.tolist() == measured.epoch_end.tolist()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(40))
 @given(jobs(most=1))
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
     """For one rank alone. With several it can be slower, by some percent: what one fetches ahead

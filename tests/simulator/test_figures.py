@@ -33,7 +33,7 @@ def test_every_table_of_the_page_is_filled() -> None:
 
 
 def test_a_part_has_the_same_share_of_room() -> None:
-    whole = load_scenario(shipped_scenarios()["nopfs_fig8_3"])
+    whole = load_scenario(shipped_scenarios()["nopfs_fig8_2"])
     part = divided(whole, 1000)
     assert part.dataset.files == whole.dataset.files // 1000
     room, files = part.classes[1].capacity_bytes, part.dataset.files

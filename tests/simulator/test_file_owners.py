@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.draws import sized
 
 from benchmarks.simulator.figures import TOGETHER, divided
 from monarch_py.simulator.comparison import compare
@@ -16,13 +17,16 @@ from monarch_py.simulator.scenario import Scenario
 SOURCE_ONLY = "staging-buffer"
 
 
-def four_nodes() -> Scenario:
-    """Four nodes with a quarter of the dataset each, a source of 200 MB/s, links of 1 Gbit/s."""
-    return divided(load_scenario(shipped_scenarios()["four_nodes"]), 4)
+def four_nodes(part: int = 4) -> Scenario:
+    """Four nodes with a quarter of the dataset each, a source of 200 MB/s, links of 1 Gbit/s.
+
+    part : by which number the dataset is divided
+    """
+    return divided(load_scenario(shipped_scenarios()["four_nodes"]), part)
 
 
-def runs(epochs: int) -> dict[str, Result]:
-    return simulated(replace(four_nodes(), epochs=epochs))
+def runs(epochs: int, part: int = 4) -> dict[str, Result]:
+    return simulated(replace(four_nodes(part), epochs=epochs))
 
 
 def simulated(scenario: Scenario) -> dict[str, Result]:
@@ -65,7 +69,7 @@ def test_a_plan_puts_files_where_they_are_used(five: dict[str, Result]) -> None:
 
 def test_in_many_epochs_a_plan_is_worth_less() -> None:
     """Of 90 uses the node that uses a file most often has 27 or so."""
-    many = runs(90)
+    many = runs(90, sized(16, 4))
     seconds = {name: sum(result.epoch_seconds) for name, result in many.items()}
     assert seconds["hash"] >= 1.05 * seconds["planned"]
 
@@ -74,7 +78,7 @@ def test_in_many_epochs_a_plan_is_worth_less() -> None:
 def test_two_nodes_with_room_for_everything(compute: float) -> None:
     """NoPFS, built and run so, reads the source 1.88 times; with owners it is once, in an epoch as
     long as the source or compute takes."""
-    scenario = replace(four_nodes(), nodes=2)
+    scenario = replace(four_nodes(sized(8, 4)), nodes=2)
     dataset = int(scenario.sizes().sum())
     staging, ram = scenario.classes
     rates = replace(scenario.rates, compute=compute)

@@ -27,10 +27,9 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# Of MNIST: what ImageNet-1k does not fit into, what depends the most on where samples lie, and each
-# set of rates.
+# Of MNIST: what ImageNet-1k does not fit into, and each set of rates.
 SHORT = {
-    "paper": ("lbann-preloading", "lbann-dynamic", "locality-aware", "nopfs"),
+    "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
     "script_t730": ("nopfs",),
 }

@@ -25,7 +25,7 @@ from monarch_py.simulator.scenario import (
     StorageClass,
 )
 
-SEEDS = range(draws.sized(12, 125))
+SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
 # Those of one cache a node, and of one home a file: what Belady's is the best of.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}

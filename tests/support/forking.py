@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
@@ -134,6 +134,12 @@ def fork_told_daemon(
         return Forked(_ask(request, *fds), ["serve", str(config)])
 
 
+def fork_function(module: str, *fds: int) -> Forked:
+    """Runs the function `main` of a module. It has the descriptors `fds` from 3 on."""
+    request = {"module": module, "environment": dict(os.environ), "directory": os.getcwd()}
+    return Forked(_ask(request, 2, 2, *fds), [module])
+
+
 def _is_read_at_start(environment: Mapping[str, str]) -> bool:
     changed = set(environment.items()) ^ set(os.environ.items())
     return any(name.startswith(READ_AT_START) for name, _ in changed)
@@ -180,12 +186,18 @@ def _become(request: dict[str, Any], *fds: int) -> NoReturn:
     for number, fd in enumerate(high, start=1):
         os.dup2(fd, number)
         os.close(fd)
+    if "daemon" in request:
+        end_as(lambda: _run_told_daemon(request, *range(3, 1 + len(fds))))
+    if "module" in request:
+        end_as(import_module(request["module"]).main)
+    end_as(lambda: run_command(request["words"]))
+
+
+def end_as(run: Callable[[], object]) -> NoReturn:
+    """Ends this process when `run` does, with the status with which a program would end."""
     status: Any = 1
     try:
-        if "daemon" in request:
-            _run_told_daemon(request, *range(3, 1 + len(fds)))
-        else:
-            _run_command(request["words"])
+        run()
         status = 0
     except SystemExit as ended:
         status = 0 if ended.code is None else ended.code
@@ -212,7 +224,7 @@ def _show_as(words: Sequence[str]) -> None:
     ctypes.memmove(begin, data.ljust(end - begin, b"\0"), end - begin)
 
 
-def _run_command(words: Sequence[str]) -> None:
+def run_command(words: Sequence[str]) -> None:
     from monarch_py.__main__ import main
     from monarch_py.daemon import starting
 
@@ -270,11 +282,12 @@ def _run_daemon(command: Sequence[str]) -> None:
     main()
 
 
-def _enter(network: int) -> None:
+def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
+    """namespace : a descriptor, as setns(2) takes it; closed"""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(network, CLONE_NEWNET) != 0:
+    if libc.setns(namespace, flags) != 0:
         raise OSError(ctypes.get_errno(), "setns")
-    os.close(network)
+    os.close(namespace)
 
 
 def _enter_tests_network() -> None:
@@ -282,13 +295,13 @@ def _enter_tests_network() -> None:
     thread that was in the network of a test's node, and its forks must not be there."""
     theirs = f"/proc/{os.getppid()}/ns/net"
     if os.readlink(theirs) != os.readlink("/proc/self/ns/net"):
-        _enter(os.open(theirs, os.O_RDONLY))
+        enter(os.open(theirs, os.O_RDONLY))
 
 
 def _run_told_daemon(request: dict[str, Any], listener: int, network: int | None = None) -> None:
     os.setsid()
     if network is not None:
-        _enter(network)
+        enter(network)
     told = json.dumps({**request["startup"], "listener": listener})
     _run_daemon(_command(Path(request["daemon"]), [str(written(told.encode()))]))
 
