@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.answering import all_answer
 
 from monarch_py.config import _disk
 from monarch_py.config.load import load_config
@@ -54,9 +53,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with all_answer():
-        yield Site(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nodes.lone_nodes import Catalog, alone, node
-from support.answering import all_answer
 from support.draws import cases
 
 from monarch_py.errors import ConfigError
@@ -26,7 +25,7 @@ FILES = 200
 
 @pytest.fixture(autouse=True, scope="module")
 def without_peers() -> Iterator[None]:
-    with alone(), all_answer():
+    with alone():
         yield
 
 
