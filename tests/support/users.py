@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def open_place() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@cache
 def python_for_all() -> str:
     """Returns a Python interpreter of the same version that any user can execute; the tests' own
     may lie in a private home directory."""
