@@ -153,7 +153,7 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
     binary = tmp_path_factory.mktemp("readers") / "readers"
     sources = sorted(str(path) for path in HERE.glob("readers*.c"))
-    command = [*COMPILER, "-o", str(binary), *sources]
+    command = [*COMPILER, f"-DONE_IN={draws.sized(8, 3)}", "-o", str(binary), *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}:\n{done.stderr}"
     return binary
