@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -173,14 +175,26 @@ class SharedSession(Session):
         return self._mounted.counts()
 
 
+def find_dataset(base: Path) -> Path:
+    """Makes the dataset, or finds what another worker has made: nobody changes it."""
+    top = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    made = top / "dataset"
+    with (top / "dataset.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make_dataset(top / "dataset.new")
+            (top / "dataset.new").rename(made)
+    return made
+
+
 @pytest.fixture(scope="session")
 def shared_session(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[SharedSession]:
     directory = tmp_path_factory.mktemp("shared")
-    backing, mountpoint = directory / "backing", directory / "mount"
+    mountpoint = directory / "mount"
     mountpoint.mkdir()
-    make_dataset(backing)
+    backing = find_dataset(tmp_path_factory.getbasetemp())
     with (
         SlowSource(backing, mountpoint, binary=slowsource_binary) as mounted,
         SharedSession(directory, mounted, mountpoint) as session,

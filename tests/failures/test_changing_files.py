@@ -89,8 +89,9 @@ CHANGES = [
 ]
 
 
-# Of each kind of file that is there afterwards, one.
-SOME_CHANGES = [shrink, rewrite_with_the_old_time, replace, replace_by_a_directory]
+# Of each kind of thing that is there afterwards, one: the same file, shorter or as long, and what
+# is no file. One file is replaced by others in the test below.
+SOME_CHANGES = [shrink, rewrite_with_the_old_time, replace_by_a_directory]
 
 
 @pytest.mark.parametrize("change", cases(CHANGES, SOME_CHANGES), ids=lambda change: change.__name__)

@@ -86,13 +86,11 @@ def files(source: SlowSource) -> Files:
 
 
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
-# Each moment with one kind of tier.
+# Each moment with each kind of tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-WITH_ONE = [
-    (moment_before_scan_ends, False),
-    (moment_in_a_fill, True),
-    (moment_present, False),
-]
+# When all copies are there, a daemon is killed in the test of a descriptor below as well, and in
+# test_many_daemons.py.
+WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
 
 def make_session(

@@ -117,8 +117,9 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 
 @pytest.mark.parametrize(
     "end",
-    # The others are their first halves.
-    cases(ENDS, [kill_and_restart, stop_and_restart, stand_still]),
+    # Two of the others are their first halves. A daemon that ends in order leaves less than one
+    # that is killed.
+    cases(ENDS, [kill_and_restart, stand_still]),
     ids=[end.__name__ for end in ENDS],
 )
 def test_the_daemon_goes_in_the_middle(

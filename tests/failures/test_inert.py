@@ -194,11 +194,12 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
     check_all(session, files)
 
 
-@pytest.mark.parametrize(("version", "size"), [(-1, -8), (1, 0), (1, 4096)])
+@pytest.mark.parametrize("case", cases([(-1, -8), (1, 0), (1, 4096)], [(-1, -8), (1, 4096)]))
 def test_another_version_is_said_once(
-    session_factory: Callable[..., Session], files: Files, version: int, size: int
+    session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
     """version, size : compared with ours. What an older version shares may be shorter."""
+    version, size = case
     session = session_factory(files.root).start()
     session.kill()
     at = ffi.offsetof("struct monarch_control", "version")

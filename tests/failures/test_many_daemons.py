@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from csrc.building import build_program
+from support.draws import sized
 from support.files import Files
 from support.segments import is_changed, segments
 from support.session import Session
@@ -130,7 +131,7 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
         text=True,
     ) as process:
         assert process.stdin and process.stdout
-        for n in range(MANY):
+        for n in range(sized(12, MANY)):
             with segments(session, killed=n % 2 == 0) as daemon:
                 process.stdin.write("go\n")
                 process.stdin.flush()

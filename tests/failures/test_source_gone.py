@@ -245,7 +245,8 @@ def test_a_whole_session_as_an_ordinary_user(
         subprocess.Popen(monarch("serve"), env=env, stdout=log, stderr=log) as daemon,
     ):
         try:
-            wait_until(lambda: source_status().get("scanned"), what="the daemon's scan")
+            # Each status is a process of its own.
+            wait_until(lambda: source_status().get("scanned"), what="the daemon's scan", every=0.3)
             reading = [python, *READ_ALL[1:], str(guarded.root)]
             expected = run(as_nobody(*reading))
             assert "EACCES" in expected.stdout
@@ -253,7 +254,9 @@ def test_a_whole_session_as_an_ordinary_user(
                 found = run(as_nobody(*ours(session), *reading))
                 assert (found.returncode, found.stderr) == (0, "")
                 assert found.stdout == expected.stdout
-                wait_until(lambda: source_status()["present"] == 3, what="the end of all fills")
+                wait_until(
+                    lambda: source_status()["present"] == 3, what="the end of all fills", every=0.3
+                )
             status = source_status()
             # The directories that it cannot list, and the file that it cannot read.
             assert (status["scan_errors"], status["bypass"]) == (2, {"failed": 1})

@@ -21,6 +21,7 @@ from support.session import MIB, Session, wait_until
 from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
+PAUSE_S = 0.3  # between two commands of Alice's
 # What Bobby does where he may rename: his files have the names of Alice's copies, and her sizes.
 PLANT = """
 cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
@@ -68,7 +69,21 @@ class Site:
         command = as_user(ALICE, self.python, *self.session.command("serve")[1:])
         with self.session.log.open("ab") as log:
             self.daemon = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
-        wait_until(lambda: self.status().get("scanned"), what="the daemon's scan")
+        wait_until(self._has_begun, what="the daemon's start")
+        wait_until(lambda: self.status().get("scanned"), what="the daemon's scan", every=PAUSE_S)
+
+    def _has_begun(self) -> bool:
+        """As its segments show it: each status is a process of Alice's."""
+        assert self.daemon is not None
+        assert self.daemon.poll() is None, self.session.log.read_text()
+        return any(self.session.shm.glob(f"monarch-{ALICE}/*/control*"))
+
+    def wait_given_up(self) -> None:
+        wait_until(
+            lambda: not self.status()["tiers"][0]["usable"],
+            what="a tier that is given up",
+            every=PAUSE_S,
+        )
 
     @property
     def paths(self) -> list[str]:
@@ -211,7 +226,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
             " all reads go to the source. Run `monarch doctor` for details.\n"
         )
         site.daemon.send_signal(signal.SIGCONT)
-        wait_until(lambda: not site.status()["tiers"][0]["usable"], what="a tier that is given up")
+        site.wait_given_up()
         # A process that was there before, too, and one that begins now, which is told nothing.
         assert read() == site.right
         done = site.run(ALICE, *users.ours(site.session), "sha256sum", *site.paths)
@@ -234,7 +249,7 @@ def test_a_mount_point_that_is_opened_to_all_later_is_given_up(site: Site) -> No
     site.serve()
     site.fill()
     site.mount.chmod(0o777)
-    wait_until(lambda: not site.status()["tiers"][0]["usable"], what="a tier that is given up")
+    site.wait_given_up()
     assert "has no sticky bit" in site.status()["tiers"][0]["why"]
     assert site.digests() == site.right
     shutil.rmtree(site.mount / f"monarch-{ALICE}", ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -65,12 +66,9 @@ def _function(modules: dict[str, Path], frame: str) -> str:
     module, _, offset = frame.partition("+")
     if module not in modules:
         return frame
-    at, best = int(offset, 16), frame
-    for address, name in _symbols(modules[module]):
-        if address > at:
-            break
-        best = name
-    return best
+    symbols = _symbols(modules[module])
+    before = bisect_right(symbols, int(offset, 16), key=lambda symbol: symbol[0])
+    return symbols[before - 1][1] if before else frame
 
 
 @cache

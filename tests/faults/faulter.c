@@ -30,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -47,6 +48,8 @@
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
+/* Of code, whose way to the caller is kept: to find it out again takes long. */
+#define UNWOUND_PLACES 4096
 /* A daemon that nobody ends does so by itself sooner. */
 #define LINGER_S 15
 
@@ -64,6 +67,12 @@ static long countdown;
 static pid_t program;
 static unw_addr_space_t unwound;
 
+/* Where one of Monarch's modules lies in a process. */
+struct range {
+    uint64_t from, to, base;
+    char name[32];
+};
+
 /* A thread, and the fault that its call is in the middle of. */
 static struct thread {
     pid_t tid;
@@ -71,7 +80,17 @@ static struct thread {
     uint64_t until_ns; /* it is delayed so long; 0: it is not */
     uint64_t asked;    /* bytes, of a call that is made short; 0: it is none */
     void *remote;      /* libunwind's */
+    int is_mapping;    /* its call maps code */
+    /* Of its process, as they were when so much code had been mapped; 0: not looked for. */
+    unsigned long ranges_at;
+    int range_count;
+    struct range ranges[MOST_RANGES];
 } threads[MOST_THREADS];
+
+/* Of them, those that have been used. */
+static int used_threads;
+/* How often code was mapped, in any process, counted from 1. */
+static unsigned long mapped = 1;
 
 static void die(const char *what) {
     fprintf(stderr, "faulter: %s: %s\n", what, strerror(errno));
@@ -86,14 +105,15 @@ static uint64_t now_ns(void) {
 
 static struct thread *thread_of(pid_t tid) {
     struct thread *unused = NULL;
-    for (int i = 0; i < MOST_THREADS; i++) {
+    for (int i = 0; i < used_threads; i++) {
         if (threads[i].tid == tid)
             return &threads[i];
         if (!threads[i].tid && !unused)
             unused = &threads[i];
     }
-    if (!unused)
+    if (!unused && used_threads == MOST_THREADS)
         die("too many threads");
+    unused = unused ? unused : &threads[used_threads++];
     *unused = (struct thread){.tid = tid};
     return unused;
 }
@@ -185,12 +205,6 @@ static void put_name(pid_t tid, char *to, size_t n) {
     to[at] = 0;
 }
 
-/* Where Monarch's modules lie in a process. */
-struct range {
-    uint64_t from, to, base;
-    char name[32];
-};
-
 static int find_ranges(pid_t tid, struct range ranges[MOST_RANGES]) {
     char name[64], line[1024], rights[8], path[512];
     int n = 0;
@@ -229,11 +243,22 @@ static void forget_stack(struct thread *t) {
     if (t->remote)
         _UPT_destroy(t->remote);
     t->remote = NULL;
+    t->ranges_at = 0;
+}
+
+/* A module is there when the call that maps its code has ended: at its thread's next call. */
+static void heed_mapping(struct thread *t, const struct user_regs_struct *r) {
+    mapped += t->is_mapping != 0;
+    t->is_mapping = r->orig_rax == SYS_mmap && (argument(r, 2) & PROT_EXEC);
 }
 
 static void put_stack(struct thread *t, char *to, size_t n) {
-    struct range ranges[MOST_RANGES];
-    int count = find_ranges(t->tid, ranges);
+    if (t->ranges_at != mapped) {
+        t->range_count = find_ranges(t->tid, t->ranges);
+        t->ranges_at = mapped;
+    }
+    const struct range *ranges = t->ranges;
+    int count = t->range_count;
     unw_cursor_t cursor;
     *to = 0;
     if (!count || !(t->remote = t->remote ? t->remote : _UPT_create(t->tid)))
@@ -383,6 +408,7 @@ static void meet_call(struct thread *t) {
     char key[KEY_BYTES];
     if (ptrace(PTRACE_GETREGS, t->tid, NULL, &r) != 0)
         return;
+    heed_mapping(t, &r);
     const struct looked *l = looked_at((long)r.orig_rax);
     if (!l || (wanted && countdown <= 0))
         return;
@@ -417,7 +443,7 @@ static void go_on(struct thread *t, int signal) {
 static int end_delays(void) {
     int is_any = 0;
     uint64_t now = now_ns();
-    for (int i = 0; i < MOST_THREADS; i++) {
+    for (int i = 0; i < used_threads; i++) {
         if (!threads[i].until_ns)
             continue;
         is_any |= threads[i].until_ns > now;
@@ -574,6 +600,7 @@ int main(int argc, char **argv) {
     wanted = is_trace ? NULL : argv[6];
     unwound = unw_create_addr_space(&_UPT_accessors, 0);
     unw_set_caching_policy(unwound, UNW_CACHE_GLOBAL);
+    unw_set_cache_size(unwound, UNWOUND_PLACES, 0);
     program = fork();
     if (program == 0)
         become(argv + first);

@@ -69,10 +69,10 @@ __attribute__((noreturn, format(printf, 1, 2))) void die(const char *format, ...
 /* `fd` if it is one; otherwise the program ends. */
 int checked(int fd, const struct file *file);
 
-#define FNV_START UINT64_C(0xcbf29ce484222325)
+#define SUM_START UINT64_C(0xcbf29ce484222325)
 
-/* FNV-1a, 64 bits, of `data`, going on from `sum`. */
-uint64_t fnv(uint64_t sum, const void *data, size_t size);
+/* A number of 64 bits that stands for `data`, going on from `sum`. */
+uint64_t digest(uint64_t sum, const void *data, size_t size);
 
 void tell(const struct file *file, const char *way, uint64_t size, uint64_t sum);
 void tell_stat(const struct file *file, const char *way, const struct stat *status);

@@ -58,23 +58,27 @@ def _in_fork(work: Callable[[], str]) -> str:
 
 @reader
 def inherited_fd(root: Path, out: Transcript) -> None:
-    """An exec'd child reads two descriptors: one untouched, one that the parent began to read."""
-    for path in mixed_files(root):
-        fresh, begun = os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)
-        try:
-            head = os.read(begun, 1000)
-            child = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _CHILD, str(fresh), str(begun)],
-                pass_fds=(fresh, begun),
-                stdout=subprocess.PIPE,
-                check=True,
-            )
-            out.data(path, head, child=[json.loads(line) for line in child.stdout.splitlines()])
+    """An exec'd child reads two descriptors of each file: one untouched, one that the parent began
+    to read."""
+    paths = mixed_files(root)
+    pairs = [(os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)) for path in paths]
+    numbers = [number for pair in pairs for number in pair]
+    try:
+        heads = [os.read(begun, 1000) for _, begun in pairs]
+        child = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHILD, *map(str, numbers)],
+            pass_fds=numbers,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        seen = [json.loads(line) for line in child.stdout.splitlines()]
+        for turn, (path, pair, head) in enumerate(zip(paths, pairs, heads, strict=True)):
+            out.data(path, head, child=seen[2 * turn : 2 * turn + 2])
             # The child's reads moved the offset that both share.
-            out.line(path, places=[os.lseek(fd, 0, os.SEEK_CUR) for fd in (fresh, begun)])
-        finally:
-            os.close(fresh)
-            os.close(begun)
+            out.line(path, places=[os.lseek(number, 0, os.SEEK_CUR) for number in pair])
+    finally:
+        for number in numbers:
+            os.close(number)
 
 
 @reader

@@ -20,11 +20,11 @@ static void map_and_tell(const struct file *file, int protection, int flags, con
         printf("%s %s %s errno=%d\n", reader_name, file->name, way, errno);
         return;
     }
-    tell(file, way, size, fnv(FNV_START, data, size));
+    tell(file, way, size, digest(SUM_START, data, size));
     if (protection & PROT_WRITE) {
         data[0] ^= 0xff;
         data[size - 1] ^= 0x0f;
-        tell(file, "written", size, fnv(FNV_START, data, size));
+        tell(file, "written", size, digest(SUM_START, data, size));
     }
     munmap(data, size);
 }
@@ -45,7 +45,7 @@ void read_mmap_shared(const struct file *file) {
     size_t size = (size_t)(file->size - offset);
     void *data = size ? mmap64(NULL, size, PROT_READ, MAP_SHARED, fd, offset) : MAP_FAILED;
     if (data != MAP_FAILED) {
-        tell(file, "mmap64_offset", size, fnv(FNV_START, data, size));
+        tell(file, "mmap64_offset", size, digest(SUM_START, data, size));
         munmap(data, size);
     }
     close(fd);
@@ -114,7 +114,7 @@ void read_copy_range(const struct file *file) {
 void read_splice(const struct file *file) {
     static char buffer[65536];
     int pipe_ends[2], fd = checked(open(file->path, O_RDONLY), file);
-    uint64_t sum = FNV_START, size = 0;
+    uint64_t sum = SUM_START, size = 0;
     ssize_t count, got;
     if (pipe(pipe_ends))
         die("pipe");
@@ -123,7 +123,7 @@ void read_splice(const struct file *file) {
             size_t want = (size_t)count < sizeof buffer ? (size_t)count : sizeof buffer;
             if ((got = read(pipe_ends[0], buffer, want)) <= 0)
                 die("read the pipe");
-            sum = fnv(sum, buffer, (size_t)got);
+            sum = digest(sum, buffer, (size_t)got);
         }
     if (count < 0)
         die("splice %s", file->name);

@@ -167,7 +167,7 @@ static void *work(void *argument) {
             if (!in_rounds(&files[at]))
                 continue;
             char *data = slurp(&files[at], (self->number + round + (unsigned)step) % 4, &size);
-            if (size != (size_t)files[at].size || fnv(FNV_START, data, size) != sums[at])
+            if (size != (size_t)files[at].size || digest(SUM_START, data, size) != sums[at])
                 self->wrong++;
             self->bytes += size;
             free(data);
@@ -182,7 +182,7 @@ void read_in_threads(void) {
     for (size_t i = 0; i < file_count; i++) {
         size_t size;
         char *data = slurp(&files[i], 0, &size);
-        sums[i] = fnv(FNV_START, data, size);
+        sums[i] = digest(SUM_START, data, size);
         tell(&files[i], "alone", size, sums[i]);
         free(data);
     }

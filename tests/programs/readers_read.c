@@ -14,12 +14,12 @@ extern int __openat64_2(int directory, const char *path, int flags);
 
 static void drain_stream(FILE *stream, const struct file *file, const char *way) {
     static char buffer[CHUNK];
-    uint64_t sum = FNV_START, size = 0;
+    uint64_t sum = SUM_START, size = 0;
     size_t count;
     if (!stream)
         die("%s %s", way, file->name);
     while ((count = fread(buffer, 1, sizeof buffer, stream)) > 0) {
-        sum = fnv(sum, buffer, count);
+        sum = digest(sum, buffer, count);
         size += count;
     }
     if (ferror(stream))
@@ -75,11 +75,11 @@ void read_lines(const struct file *file) {
     FILE *stream = fopen(file->path, "r");
     char *line = NULL;
     size_t room = 0;
-    uint64_t sum = FNV_START, size = 0;
+    uint64_t sum = SUM_START, size = 0;
     if (!stream)
         die("fopen %s", file->name);
     for (ssize_t count; (count = getline(&line, &room, stream)) >= 0;) {
-        sum = fnv(sum, line, (size_t)count);
+        sum = digest(sum, line, (size_t)count);
         size += (uint64_t)count;
     }
     tell(file, "getline", size, sum);
@@ -118,15 +118,15 @@ void read_openat(const struct file *file) {
 void read_pread(const struct file *file) {
     static char buffer[CHUNK];
     int fd = checked(open(file->path, 0), file);
-    uint64_t sum = FNV_START, sum64 = FNV_START;
+    uint64_t sum = SUM_START, sum64 = SUM_START;
     off_t at = 0;
     for (ssize_t count; (count = pread(fd, buffer, sizeof buffer, at)); at += count) {
         if (count < 0)
             die("pread %s", file->name);
-        sum = fnv(sum, buffer, (size_t)count);
+        sum = digest(sum, buffer, (size_t)count);
         if (pread64(fd, buffer, (size_t)count, at) != count)
             die("pread64 %s", file->name);
-        sum64 = fnv(sum64, buffer, (size_t)count);
+        sum64 = digest(sum64, buffer, (size_t)count);
     }
     tell(file, "pread", (uint64_t)at, sum);
     tell(file, "pread64", (uint64_t)at, sum64);
@@ -146,7 +146,7 @@ void read_vectors(const struct file *file) {
     for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
         struct iovec parts[3];
         int fd = checked(open(file->path, O_RDONLY), file);
-        uint64_t sum = FNV_START;
+        uint64_t sum = SUM_START;
         off_t at = 0;
         for (ssize_t count = 1; count; at += count) {
             split(buffer, parts);
@@ -158,7 +158,7 @@ void read_vectors(const struct file *file) {
                                : preadv64v2(fd, parts, 3, at, 0);
             if (count < 0)
                 die("%s %s", ways[way], file->name);
-            sum = fnv(sum, buffer, (size_t)count);
+            sum = digest(sum, buffer, (size_t)count);
         }
         tell(file, ways[way], (uint64_t)at, sum);
         printf("%s %s offset=%lld\n", reader_name, file->name, (long long)lseek(fd, 0, SEEK_CUR));

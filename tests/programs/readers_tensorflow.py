@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -17,11 +18,20 @@ def import_tensorflow() -> Any:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     # oneDNN announces itself on standard error, with a time stamp, at every start.
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    # Keras imports it where it can, which takes a second.
-    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    # No reader needs Keras, which takes a second to import.
+    sys.modules["keras"] = None  # type: ignore[assignment]
+    # Nothing that an import makes is garbage soon.
+    gc.disable()
     import tensorflow
 
+    gc.enable()
     return tensorflow
+
+
+def _elements(dataset: Any) -> list[bytes]:
+    """The strings of a dataset, taken in batches: to take each by itself takes longer than to read
+    it."""
+    return [each for batch in dataset.batch(64).as_numpy_iterator() for each in batch]
 
 
 @reader
@@ -40,12 +50,12 @@ def tf_tfrecord(root: Path, out: Transcript) -> None:
     names = [str(path) for path in files_of(root, "tfrecord/*")]
     for name in names:
         for buffer in (None, 10_000):
-            records = list(tf.data.TFRecordDataset(name, buffer_size=buffer).as_numpy_iterator())
+            records = _elements(tf.data.TFRecordDataset(name, buffer_size=buffer))
             out.data(Path(name), b"".join(records), records=len(records), buffer=buffer)
     mixed = tf.data.Dataset.from_tensor_slices(names).interleave(
         tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=2, deterministic=True
     )
-    records = list(mixed.prefetch(4).as_numpy_iterator())
+    records = _elements(mixed.prefetch(4))
     out.data("interleaved", b"".join(records), records=len(records))
 
 
@@ -54,15 +64,13 @@ def tf_lines(root: Path, out: Transcript) -> None:
     """TextLineDataset and FixedLengthRecordDataset."""
     tf = import_tensorflow()
     for path in files_of(root, "text/*"):
-        # To take each line by itself takes the longest.
-        batches = tf.data.TextLineDataset(str(path)).batch(64).as_numpy_iterator()
-        lines = [line for batch in batches for line in batch]
+        lines = _elements(tf.data.TextLineDataset(str(path)))
         out.data(path, b"\n".join(lines), lines=len(lines))
     for path in files_of(root, "raw/*"):
         fixed = tf.data.FixedLengthRecordDataset(
             str(path), 1024, header_bytes=3, footer_bytes=(path.stat().st_size - 3) % 1024
         )
-        records = list(fixed.as_numpy_iterator())
+        records = _elements(fixed)
         out.data(path, b"".join(records), records=len(records))
 
 

@@ -45,13 +45,11 @@ class Program:
     """Readers that run in one process, by the names they are registered under.
 
     needs : modules
-    is_slow : whether a module takes seconds to import
     """
 
     readers: tuple[str, ...]
     in_c: bool = False
     needs: tuple[str, ...] = ()
-    is_slow: bool = False
     is_long: bool = False
 
     @property
@@ -61,7 +59,7 @@ class Program:
 
     def alone(self) -> list[Program]:
         """The programs of its readers with --long. Each import of a slow module is for several."""
-        if self.is_slow:
+        if SLOW & set(self.needs):
             return [self]
         return [Program((name,), self.in_c, self.needs) for name in self.readers]
 
@@ -110,7 +108,6 @@ TOGETHER = [
     Program(
         tuple(names.split(",")),
         needs=needs,
-        is_slow=bool(SLOW & set(needs)),
         is_long=bool(LONG & set(names.split(","))),
     )
     for needs, readers in PYTHON_READERS.items()
@@ -156,7 +153,7 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
     binary = tmp_path_factory.mktemp("readers") / "readers"
     sources = sorted(str(path) for path in HERE.glob("readers*.c"))
-    command = [*COMPILER, "-o", str(binary), *sources]
+    command = [*COMPILER, f"-DONE_IN={draws.sized(8, 3)}", "-o", str(binary), *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}:\n{done.stderr}"
     return binary
@@ -340,7 +337,7 @@ def test_it_sees_the_same_cold_and_warm(
         counts.append(shared_session.source_counts())
 
     before(0)
-    if program.is_slow and not draws.is_long:
+    if program.needs and not draws.is_long:
         both = run(program, True, before, program.readers * 2)
         cold = Run(both.parts[:number], both.returncode)
         warm = Run(both.parts[number:], both.returncode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,18 @@ class Commands:
 
     def __call__(self, *words: object) -> Any:
         """Sends one operation and returns its answer."""
+        return self.each([words])[0]
+
+    def each(self, operations: Sequence[Sequence[object]]) -> list[Any]:
+        """Sends some operations at once and returns their answers. They must fit into a pipe."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.write("".join(json.dumps(words) + "\n" for words in operations))
         self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            said = self.process.communicate()[1]
-            raise AssertionError(f"the program ended ({self.process.returncode}): {said}")
-        return json.loads(line)
+        return [json.loads(self._line()) for _ in operations]
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        if line := self.process.stdout.readline():
+            return line
+        said = self.process.communicate()[1]
+        raise AssertionError(f"the program ended ({self.process.returncode}): {said}")

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 from monarch_py.config.load import load_config
+from monarch_py.config.schema import Config
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import lib
 from support.session import Session
+
+
+@cache
+def _config(path: Path, _changed_ns: int) -> Config:
+    """Reading a configuration takes as long as making segments."""
+    return load_config(path)
 
 
 @contextmanager
@@ -20,7 +28,8 @@ def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
     unchanged."""
     with patch.dict(os.environ, MONARCH_SHM=str(session.shm)):
         session.paths.make()
-        shared = Shared(session.paths, load_config(session.config))
+        config = _config(session.config, session.config.stat().st_mtime_ns)
+        shared = Shared(session.paths, config)
         shared.serve()
         try:
             yield shared

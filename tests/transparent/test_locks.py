@@ -102,7 +102,7 @@ OPEN = [(who, ("open", slot)) for who in (0, 1) for slot in (0, 1)]
 
 
 @settings(
-    max_examples=draws.examples(40),
+    max_examples=draws.sized(25, 200),
     deadline=None,
     database=None,
     phases=[Phase.generate],

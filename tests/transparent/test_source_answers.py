@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.draws import cases
 from support.files import same_without
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
@@ -48,7 +49,11 @@ class On:
     files: list[Path]
 
 
-@pytest.fixture(scope="module", params=["ext4", "xfs", "tmpfs", "fuse", "directory"])
+# One that clones, and tells where a file's blocks lie, and one that answers no such question.
+KINDS = cases(["ext4", "xfs", "tmpfs", "fuse", "directory"], ["xfs", "fuse"])
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[On]:
     top = tmp_path_factory.mktemp("answers")
     with ExitStack() as stack:
