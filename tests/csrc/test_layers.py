@@ -78,7 +78,7 @@ def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     symbols: dict[str, tuple[set[str], set[str]]] = {}
     for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-fPIC", *WARNINGS])):
         place = tmp_path_factory.mktemp("objects")
-        objects = compile_all(place, [CSRC / name for name in names], flags)
+        objects = compile_all(place, [CSRC / name for name in names], flags, silent=True)
         symbols |= dict(zip(names, map(symbols_of, objects), strict=True))
     graph: Graph = {}
     for linked in (PRELOAD, NATIVE):
