@@ -25,11 +25,15 @@ FAST = """
     test_posix test_fileio test_file test_mmap test_largefile test_fcntl test_shutil test_tempfile
     test_glob test_os test_genericpath test_posixpath test_stat
 """
-# Tests of these that take long, and what they call others call too: run only with --long.
+# Tests of these that take long, most of them because they start Pythons, and what they call others
+# call too: run only with --long.
 SLOW = """
-    *_many_open_files test_fd_leak test_register_at_fork ForkTests.* test_del_on_shutdown
-    test_unpack_archive_*tar test_warnings_on_cleanup
+    *_many_open_files test_fd_leak test_register_at_fork ForkTests.* *_on_shutdown*
+    test_unpack_archive_* test_warnings_on_cleanup .SpawnTests.* .PidTests.* .TestPosixSpawnP.*
+    PosixCommonTest.test_import test_find_does_not_access_beyond_buffer
 """
+# Directories of the package that the fast ones need.
+NEEDED = ("libregrtest", "support")
 LONG = """
     test_bufio test_pathlib test_io test_tarfile test_zipfile test_subprocess
     test_multiprocessing_fork test_multiprocessing_spawn test_multiprocessing_forkserver
@@ -69,12 +73,16 @@ def plant(root: Path, others: bool) -> None:
     package, tests = Path(spec.origin).parent, root / "lib/test"
     fast = {f"{name}.py" for name in FAST.split()}
 
+    def is_apart(path: Path) -> bool:
+        is_test = path.name.startswith("test_") and path.name not in fast
+        return is_test or (path.is_dir() and path.name not in NEEDED)
+
     def ignored(folder: str, names: list[str]) -> list[str]:
         is_top = not others and Path(folder) == package
         return [
             name
             for name in names
-            if name == "__pycache__" or (is_top and name.startswith("test_") and name not in fast)
+            if name == "__pycache__" or (is_top and is_apart(Path(folder, name)))
         ]
 
     shutil.copytree(package, tests, symlinks=True, ignore=ignored)

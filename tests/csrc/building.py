@@ -28,8 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# With this option, the compiler writes a file beside the object.
-BESIDE = "-fcallgraph-info"
 # Locked at a place for each object that is compiled.
 COMPILING = ROOT / "build" / "compiling.lock"
 
@@ -49,8 +47,10 @@ def constants(path: Path) -> dict[str, Any]:
 SETUP = constants(ROOT / "setup.py")
 PRELOAD: list[str] = [*SETUP["SHARED"], *SETUP["PRELOAD"]]
 PRELOAD_FLAGS: list[str] = SETUP["PRELOAD_FLAGS"]
-# As setup.py compiles it; tests that look at objects alone share these with others.
-PRELOAD_COMPILED = ["-O2", "-g", "-fPIC", "-shared", *PRELOAD_FLAGS]
+WARNINGS = ["-Wall", "-Wextra"]
+# As setup.py compiles it, but with the frame of each function in a file beside the object. Tests
+# that look at objects alone share these with others.
+PRELOAD_COMPILED = ["-O2", "-g", "-fPIC", "-shared", "-fstack-usage", *WARNINGS, *PRELOAD_FLAGS]
 NATIVE: list[str] = constants(CSRC / "build_native.py")["SOURCES"]
 
 
@@ -61,13 +61,12 @@ def compiler() -> list[str]:
     return words
 
 
-def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> None:
-    """Runs the compiler; what it says goes into the failure. ccache, where it is installed, knows
-    the objects that other tests have compiled in the same way, also in another directory, but not
-    what a compiler writes beside them."""
+def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> str:
+    """Runs the compiler and returns what it says, which goes into the failure too. ccache, where it
+    is installed, knows the objects that other tests have compiled in the same way, also in another
+    directory."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
-    is_object = "-c" in words and not any(str(word).startswith(BESIDE) for word in words)
-    cached = is_object and shutil.which("ccache")
+    cached = "-c" in words and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():
         done = subprocess.run(
             ["ccache", *command] if cached else command,
@@ -78,6 +77,7 @@ def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT)
             check=False,
         )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
+    return done.stderr
 
 
 @contextmanager
@@ -92,15 +92,21 @@ def _no_other_compiles(command: list[str]) -> Iterator[None]:
         yield
 
 
-def compile_all(place: Path, sources: Sequence[Path], flags: Sequence[str]) -> list[Path]:
-    """The objects of the sources, in their order; what is an object already stays where it is."""
+def compile_all(
+    place: Path, sources: Sequence[Path], flags: Sequence[str], *, silent: bool = False
+) -> list[Path]:
+    """The objects of the sources, in their order; what is an object already stays where it is.
+
+    silent : no source may give a warning
+    """
 
     def compile_one(numbered: tuple[int, Path]) -> Path:
         number, source = numbered
         if source.suffix == ".o":
             return source
         made = place / f"{number}-{source.stem}.o"
-        cc("-c", *INCLUDES, *flags, "-o", made, source)
+        said = cc("-c", *INCLUDES, *flags, "-o", made, source)
+        assert not (silent and said), said
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -119,7 +125,7 @@ def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 
 def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
     """A test's own program, from files beside this one."""
-    return build(out, sources, ["-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags])
+    return build(out, sources, ["-O1", "-g", *WARNINGS, "-Werror", *flags])
 
 
 def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:

@@ -23,6 +23,9 @@ from csrc.building import CSRC, PRELOAD_FLAGS, build_program, cc, compile_all
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 # What a sanitizer ends a program with that has a bug; no program here uses it itself.
 EXIT_CODE = 99
+# Folders of csrc with programs of their own (tests/plan, tests/loaders, tests/simulator); those of
+# the daemon's engine do not need them.
+APART = ("plan/", "loaders/", "simulator/")
 OPTIONS = {
     # symbolize=0: the names are put to addresses afterwards. A runtime that looks them up while it
     # reports opens files, which is the library's open() in the program; that may be the next thing
@@ -34,9 +37,10 @@ OPTIONS = {
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
 # A program that hangs is ended, and fails the test, well before the test's own limit [s].
 RUN_LIMIT_S = 150
-# csrc is compiled in one way for all programs of a sanitizer, so that they share the objects.
+# csrc is compiled in one way for all programs of a sanitizer, so that they share the objects. An
+# optimiser takes longer with what a sanitizer adds than the programs take without it.
 CSRC_FLAGS = [
-    "-O1",
+    "-O0",
     "-g1",
     "-Wall",
     "-Wextra",
@@ -142,10 +146,11 @@ def build_sanitized(name: str, directory: Path, programs: Mapping[str, Program])
     """name : of SANITIZERS"""
     sanitizer = SANITIZERS[name]
     prefix, flags = skip_without(sanitizer, directory), flags_of(sanitizer)
-    names = sorted({file for program in programs.values() for file in program.files})
+    needed = {file for program in programs.values() for file in program.files}
+    names = sorted(file for file in needed if not file.startswith(APART))
     compiled = compile_all(directory, [CSRC / file for file in names], [*CSRC_FLAGS, *flags])
     objects = dict(zip(names, compiled, strict=True))
     for out, program in programs.items():
-        sources = [program.source, *(objects[file] for file in program.files)]
+        sources = [program.source, *(objects[file] for file in program.files if file in objects)]
         build_program(directory / out, *sources, flags=[*flags, *program.flags, "-pthread"])
     return Built(sanitizer, directory, prefix)

@@ -73,6 +73,27 @@ SOME = [
     "removexattr",
     "proc_open_trunc",
 ]
+# Of those, one for each way in which the library learns of a change: in every run.
+FEW = [
+    "wronly",
+    "rdonly_trunc",
+    "through_hard_link",
+    "fopen_w",
+    "copy_file_range",
+    "mmap",
+    "truncate",
+    "forked",
+    "rename_away",
+    "rename_over",
+    "rename_directory",
+    "exchange",
+    "link",
+    "unlink",
+    "file_becomes_link",
+    "fchmod",
+    "utimensat",
+    "removexattr",
+]
 
 
 def build_change(directory: Path) -> Path:
@@ -120,8 +141,13 @@ class Stage:
 
     def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
         self.state, self.program, self.top = state, program, top
-        is_some = state == "filling" or (state == "unscanned" and not draws.is_long)
-        self.operations = SOME if is_some else operations(program)
+        every = operations(program)
+        in_state = {
+            "present": every,
+            "filling": draws.sized(FEW, SOME),
+            "unscanned": draws.sized(FEW, every),
+        }
+        self.operations = in_state[state]
         self.outcomes: dict[str, Outcome] = {}
         self.thawed = False
         self._stack = ExitStack()

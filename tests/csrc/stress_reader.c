@@ -2,7 +2,8 @@
  * many threads, while the test makes daemons, copies and files come and go.
  *
  *   make ROOT FIRST COUNT    files, written without a session
- *   loop ROOT KNOWN MOST     until standard input ends; files from KNOWN to MOST may be missing.
+ *   loop ROOT KNOWN MOST PAUSE_US   until standard input ends; files from KNOWN to MOST may be
+ *                            missing. A pause follows each file that is read or looked at.
  *                            Standard output, a file, holds how many files were read so far.
  *   once ROOT KNOWN FD K     what an exec'd child does: FD is the parent's, of file K
  */
@@ -26,6 +27,7 @@ static const char *root;
 static char me[PATH_BYTES]; /* this program's file: /proc/self/exe is ours, not the child's */
 static unsigned known, most;
 static int root_fd, stopping;
+static useconds_t pause_us;
 static uint64_t files_read;
 
 static int is_over(void) { return __atomic_load_n(&stopping, __ATOMIC_RELAXED); }
@@ -187,6 +189,8 @@ static void *read_files(void *number) {
         unsigned k = (unsigned)below(&rng, most);
         if (below(&rng, 4) ? read_descriptor(k, &rng) : read_stream(k, &rng))
             __atomic_fetch_add(&files_read, 1, __ATOMIC_RELAXED);
+        if (pause_us)
+            usleep(pause_us);
     }
     return NULL;
 }
@@ -223,6 +227,8 @@ static void *look_at_files(void *number) {
         /* Where relative paths start is asked again after these. */
         if (below(&rng, 16) == 0)
             CHECK((below(&rng, 2) ? chdir(root) : fchdir(root_fd)) == 0);
+        if (pause_us)
+            usleep(pause_us);
     }
     return NULL;
 }
@@ -409,5 +415,6 @@ int main(int argc, char **argv) {
     if (strcmp(argv[1], "once") == 0)
         return once(atoi(argv[4]), (unsigned)atoi(argv[5]));
     most = (unsigned)atoi(argv[4]);
+    pause_us = (useconds_t)atoi(argv[5]);
     return loop();
 }

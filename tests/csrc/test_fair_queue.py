@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from monarch_py.arrays import pointer
 from monarch_py.native import lib
@@ -53,7 +54,7 @@ def waiting(draw: st.DrawFn, *, late: int = 0) -> tuple[Shares, list[int], list[
     return shares, ranks, places, since
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(waiting(late=300))
 def test_as_long_as_somebody_waits_somebody_is_served(
     case: tuple[Shares, list[int], list[int], list[int]],
@@ -65,7 +66,7 @@ def test_as_long_as_somebody_waits_somebody_is_served(
         assert reader == NOBODY or since[reader] <= number
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(waiting())
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
     """A rank is served again when every other has had what its share says in that time, and one
@@ -87,7 +88,7 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
         assert max(b - a for a, b in pairwise(at)) <= bound, (reader, at)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(waiting())
 def test_ranks_are_served_in_proportion(
     case: tuple[Shares, list[int], list[int], list[int]],
@@ -105,7 +106,7 @@ def test_ranks_are_served_in_proportion(
             assert ahead <= (1 / shares[a] + 1 / shares[b]) * 1.001, (a, b, done)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(waiting(late=100))
 def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
     case: tuple[Shares, list[int], list[int], list[int]],
@@ -133,7 +134,7 @@ def test_one_rank_alone_is_served_as_none(
     assert alone == [order[number % len(order)] for number in range(200)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(waiting())
 def test_everybody_is_met_where_nobody_can_be_served(
     case: tuple[Shares, list[int], list[int], list[int]],

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_COMPILED, compile_all
+from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_COMPILED, WARNINGS, compile_all
 
 # Each folder uses only those in lines below its own, and itself.
 LAYERS = [
@@ -72,12 +72,13 @@ def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
 
 @pytest.fixture(scope="module")
 def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    """By symbols; the library and the module for Python are linked apart."""
+    """By symbols; the library and the module for Python are linked apart. No file of them compiles
+    with a warning."""
     only_native = sorted({*NATIVE} - {*PRELOAD})
     symbols: dict[str, tuple[set[str], set[str]]] = {}
-    for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-w", "-fPIC"])):
+    for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-fPIC", *WARNINGS])):
         place = tmp_path_factory.mktemp("objects")
-        objects = compile_all(place, [CSRC / name for name in names], flags)
+        objects = compile_all(place, [CSRC / name for name in names], flags, silent=True)
         symbols |= dict(zip(names, map(symbols_of, objects), strict=True))
     graph: Graph = {}
     for linked in (PRELOAD, NATIVE):

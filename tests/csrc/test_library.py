@@ -49,6 +49,8 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
     assert {name: at[name] for name in of} == {name: at[of[name]] for name in of}
 
 
+# test_layers.py compiles each file so.
+@pytest.mark.long
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:
     subprocess.run(["gcc", *PRELOAD_FLAGS, *INCLUDES, "-fsyntax-only", str(source)], check=True)

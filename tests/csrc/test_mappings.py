@@ -19,9 +19,11 @@ from monarch_py.demo.slowsource import SlowSource
 
 # How long the threads and children of stress_mappings.c work [s].
 STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
-SIZE = 16 * MIB + 1234
+# Of four parts, programs change the second one.
+PART = MIB
+SIZE = 4 * PART + 1234
 # So that a fill takes half a second, and what is to happen before its end does [bytes/s].
-RATE = 32e6
+RATE = 8e6
 
 
 def content(size: int = SIZE) -> bytes:
@@ -63,7 +65,7 @@ libc.munmap.argtypes = libc.mlock.argtypes = [V, N]
 libc.mprotect.argtypes = libc.madvise.argtypes = [V, N, ctypes.c_int]
 libc.mremap.argtypes = [V, N, N, ctypes.c_int]
 READ, WRITE, SHARED, PRIVATE, FIXED, ANONYMOUS = 1, 2, 1, 2, 16, 32
-MIB = 1 << 20
+PART = 1 << 20
 size = os.stat(sys.argv[1]).st_size
 
 def map_file(prot=READ, flags=SHARED):
@@ -194,7 +196,7 @@ def test_torch_load_with_mmap(
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
     session.wait_scanned()
-    source.rate(RATE)
+    source.rate(4 * RATE)
     script = (
         "import sys, torch, time\n"
         "expected = torch.arange(3 << 20)\n"
@@ -214,62 +216,63 @@ def test_torch_load_with_mmap(
 
 # --- what happens to the mapping meanwhile ----------------------------------------------------
 
-# Between 4 and 8 MiB; where the three parts lie in the end. `middle` must be right there.
+# What is done to the second part, and where the parts lie in the end: neighbours in one place count
+# once. `middle` must be right there.
 CHANGES = {
     "nothing": ("", ["copy"]),
-    "munmap": ("libc.munmap(at + 4 * MIB, 4 * MIB); middle = None", ["copy", "neither", "copy"]),
+    "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),
     "munmap_of_the_beginning": (
-        "libc.munmap(at, 8 * MIB); middle = None",
+        "libc.munmap(at, 2 * PART); middle = None",
         ["neither", "copy"],
     ),
     "munmap_and_reuse": (
-        "libc.munmap(at + 4 * MIB, 4 * MIB)\n"
+        "libc.munmap(at + PART, PART)\n"
         "flags = PRIVATE | ANONYMOUS | FIXED\n"
-        "libc.mmap(at + 4 * MIB, 4 * MIB, READ | WRITE, flags, -1, 0)\n"
+        "libc.mmap(at + PART, PART, READ | WRITE, flags, -1, 0)\n"
         "middle = mine()",
         ["copy", "neither", "copy"],
     ),
     "map_over": (
         "flags = PRIVATE | ANONYMOUS | FIXED\n"
-        "libc.mmap(at + 4 * MIB, 4 * MIB, READ | WRITE, flags, -1, 0)\n"
+        "libc.mmap(at + PART, PART, READ | WRITE, flags, -1, 0)\n"
         "middle = mine()",
         ["copy", "neither", "copy"],
     ),
     "mremap": (
-        "free = libc.mmap(None, 4 * MIB, 0, PRIVATE | ANONYMOUS, -1, 0)\n"
-        "to = libc.mremap(at + 4 * MIB, 4 * MIB, 4 * MIB, 3, V(free))\n"
+        "free = libc.mmap(None, PART, 0, PRIVATE | ANONYMOUS, -1, 0)\n"
+        "to = libc.mremap(at + PART, PART, PART, 3, V(free))\n"
         "assert to == free\n"
-        "middle = lambda: where(to, 4 * MIB) == ['source'] and is_right(to - 4 * MIB, 4 * MIB,"
-        " 4 * MIB)",
+        "middle = lambda: where(to, PART) == ['source'] and is_right(to - PART, PART,"
+        " PART)",
         ["copy", "neither", "copy"],
     ),
     "write": (
-        "libc.mprotect(at + 4 * MIB, 4 * MIB, READ | WRITE)\n"
+        "libc.mprotect(at + PART, PART, READ | WRITE)\n"
         "middle = mine()\n"
-        "libc.mprotect(at + 4 * MIB, 4 * MIB, READ)",
+        "libc.mprotect(at + PART, PART, READ)",
         ["copy", "source", "copy"],
     ),
     "no_access": (
-        "libc.mprotect(at + 4 * MIB, 4 * MIB, 0); middle = None",
+        "libc.mprotect(at + PART, PART, 0); middle = None",
         ["copy", "source", "copy"],
     ),
-    "mlock": ("assert libc.mlock(at + 4 * MIB, 100) == 0", ["copy", "source", "copy"]),
-    "dontfork": ("libc.madvise(at + 4 * MIB, 4 * MIB, 10)", ["copy", "source", "copy"]),
-    "random": ("libc.madvise(at + 4 * MIB, 4 * MIB, 1)", ["copy"]),
-    "willneed": ("libc.madvise(at + 4 * MIB, 4 * MIB, 3)", ["copy"]),
+    "mlock": ("assert libc.mlock(at + PART, 100) == 0", ["copy", "source", "copy"]),
+    "dontfork": ("libc.madvise(at + PART, PART, 10)", ["copy", "source", "copy"]),
+    "random": ("libc.madvise(at + PART, PART, 1)", ["copy"]),
+    "willneed": ("libc.madvise(at + PART, PART, 3)", ["copy"]),
 }
 CHANGE = """
 at = map_file(READ, PRIVATE)
-middle = lambda: is_right(at, 4 * MIB, 4 * MIB)
+middle = lambda: is_right(at, PART, PART)
 def mine():
-    ctypes.memset(at + 4 * MIB, 77, 4 * MIB)
-    return lambda: ctypes.string_at(at + 4 * MIB, 4 * MIB) == bytes([77]) * (4 * MIB)
+    ctypes.memset(at + PART, 77, PART)
+    return lambda: ctypes.string_at(at + PART, PART) == bytes([77]) * PART
 assert where(at) == ["source"], where(at)
 %s
 wait_for(lambda: "copy" in where(at))
 wait_for(lambda: not threads())
 assert middle is None or middle()
-assert is_right(at, 8 * MIB, size - 8 * MIB)
+assert is_right(at, 2 * PART, size - 2 * PART)
 step(where(at), [flags for flags in open("/proc/self/smaps") if flags.startswith("VmFlags")
                  and " rr" in flags] != [])
 """
@@ -371,10 +374,10 @@ at = map_file()
 child = libc.syscall(57 if os.uname().machine == "x86_64" else 220, 17, 0, 0, 0, 0)
 if child == 0:
     other = map_file()
-    assert libc.munmap(at, 4 * MIB) == 0
+    assert libc.munmap(at, PART) == 0
     wait_for(lambda: where(other) == ["copy"])
     wait_for(lambda: where(at) == ["neither", "copy"])
-    assert is_right(other) and is_right(at, 4 * MIB, size - 4 * MIB)
+    assert is_right(other) and is_right(at, PART, size - PART)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 wait_for(lambda: where(at) == ["copy"])
@@ -409,7 +412,7 @@ step()
 if sys.argv[2:] == ["again"]:
     wait_for(lambda: not threads())
 assert is_right(at)
-assert libc.munmap(at, 4 * MIB) == 0
+assert libc.munmap(at, PART) == 0
 step(where(at))
 """
     with Steps(session, TOOLS + script, session.source / "big", *["again"][:again]) as running:

@@ -152,7 +152,7 @@ def spell(tree: Tree, start: str, rest: str, base: int) -> tuple[bytes, bytes]:
     return os.fsencode(f"{prefix.get(start, tree.root)}/{rest}"), b""
 
 
-@settings(max_examples=examples(1000), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(any_path(), st.integers(0, 40), st.booleans())
 def test_never_another_file(tree: Tree, path: tuple[str, str], base: int, follow: bool) -> None:
     tree.check(*spell(tree, *path, base), follow)
@@ -164,7 +164,7 @@ def detours(place: Path) -> list[str]:
     return ["", "./", "/", ".//./", *(f"{d}/../" for d in below), *(f"{d}/./..//" for d in below)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     name=st.sampled_from(FILES),
     start=st.sampled_from(["", "alias", "relative", "to_itself/to_itself", "a/b/up_twice/a/up"]),

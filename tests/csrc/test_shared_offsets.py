@@ -1,7 +1,7 @@
 """Reads by any call, on descriptors that are duplicated, inherited, moved and closed, say the same
 with the library as without it, while the files' copies are missing, queued, filled or complete.
 
-MONARCH_STRESS_EXAMPLES: how many random programs are run, 80 by default.
+MONARCH_STRESS_EXAMPLES: how many random programs are run; by default 40, with --long 200.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import pytest
 from csrc.building import build_program
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support import draws
 from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = int(os.environ.get("MONARCH_STRESS_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("MONARCH_STRESS_EXAMPLES", draws.examples(40)))
 UNIT = 256 << 10
 PAGE = 4096
 SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT, 5 * UNIT - 7)
@@ -278,19 +279,26 @@ def queued(offsets: Path, source: SlowSource, session: Session) -> Iterator[None
         yield
 
 
-@pytest.mark.parametrize("way", ["read", "readv"])
-@pytest.mark.parametrize(("processes", "threads"), [(1, 8), (8, 1), (3, 3)])
-@pytest.mark.parametrize("state", ["cold", "queued"])
+# State of the copy, processes, threads of each, the call.
+READERS = [
+    f"{state} {shape} {way}"
+    for state in ("cold", "queued")
+    for shape in ("1 8", "8 1", "3 3")
+    for way in ("read", "readv")
+]
+# Each value at least once, and each state with threads and with processes.
+SOME_READERS = ["cold 1 8 readv", "cold 8 1 read", "queued 1 8 read", "queued 3 3 readv"]
+
+
+@pytest.mark.parametrize("readers", draws.cases(READERS, short=SOME_READERS))
 def test_every_record_is_delivered_once(
     offsets: Path,
     source: SlowSource,
     session: Session,
-    state: str,
-    processes: int,
-    threads: int,
-    way: str,
+    readers: str,
 ) -> None:
     """A record of 1000 bytes lies across the border of two units now and then."""
+    state, processes, threads, way = readers.split()
     session.forget()
     words = [offsets, "records", source.mountpoint / "records", 1000, processes, threads, way]
     before = session.totals()

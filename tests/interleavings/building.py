@@ -14,7 +14,7 @@ __all__ = ["Change", "Trials"]
 
 HERE = Path(__file__).resolve().parent
 SOURCES = sorted(
-    name for name in {*PRELOAD, *NATIVE} if not name.startswith(("plan/", "simulator/"))
+    name for name in {*PRELOAD, *NATIVE} if not name.startswith(("plan/", "simulator/", "loaders/"))
 )
 WRAPPED = (
     "clock_gettime",
@@ -84,7 +84,7 @@ class Trials:
         out = sources / f"{name}.o"
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
-        cc("-O1", "-g1", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
+        cc("-O0", "-g1", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
         if name.startswith(ENGINE) and name != OF_SCANS:
             renamed = [f"--redefine-sym={call}=daemon_{call}" for call in OF_DAEMON]
             subprocess.run(["objcopy", *renamed, out], check=True)

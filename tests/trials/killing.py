@@ -34,6 +34,8 @@ from trials.sites import SIZES, Site
 from monarch_py.errors import SessionError
 
 READERS = 2
+# Of a reader, after each operation. While daemons start, it goes on all the same.
+PAUSE_US = 2000
 # A busy machine's [s].
 END_LIMIT_S = 60.0
 # So many links to each other node wait for their next use, which is when it is seen that the other
@@ -71,9 +73,11 @@ class Trial:
     `draws` decides everything that is left open; `node` is whose daemon is intervened with.
     """
 
-    def __init__(self, site: Site, reader: Path, seed: int, stack: ExitStack) -> None:
+    def __init__(
+        self, site: Site, reader: Path, seed: int, stack: ExitStack, pause_us: int
+    ) -> None:
         self.site, self.draws, self.tally = site, random.Random(seed), Tally()
-        self._reader, self._seed, self._stack = reader, seed, stack
+        self._reader, self._seed, self._stack, self._pause_us = reader, seed, stack, pause_us
         self.node = site.nodes[0]
         self.made = {node: left(node) for node in site.nodes}
         # Of nodes whose daemon has been started and was not seen up yet: since when, and the copies
@@ -91,7 +95,8 @@ class Trial:
         state, seed = self.site.directory / f"state{self._started:05}", self._seed * 10_000
         words = (self._reader, node, node.source, SIZES, state)
         self._started += 1
-        return self._stack.enter_context(Reading(*words, seed=seed + self._started))
+        reading = Reading(*words, seed=seed + self._started, pause_us=self._pause_us)
+        return self._stack.enter_context(reading)
 
     def operations(self) -> int:
         """Of the readers that there are, all of whom are well."""
@@ -329,11 +334,11 @@ def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) ->
 # --- the trial ----------------------------------------------------------------------------------
 
 
-def run(site: Site, reader: Path, seed: int, count: int) -> Tally:
+def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_US) -> Tally:
     """Makes `count` interventions, and ends the daemons and looks for what they have left."""
     mounted = mounts_below(site.directory)
     with ExitStack() as stack:
-        trial = Trial(site, reader, seed, stack)
+        trial = Trial(site, reader, seed, stack, pause_us)
         for number, intervene in enumerate(drawn(trial.draws, WEIGHTS[site.kind], count)):
             trial.node = trial.draws.choice(site.nodes)
             trial.have_daemons()

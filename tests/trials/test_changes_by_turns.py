@@ -8,7 +8,7 @@ import pytest
 from trials.turns import PLACES, grounds, take_turns
 
 # A slow source makes each look at what there is ten times as long.
-SHORT, LONG = {"local": 152, "slow": 24}, {"local": 4000, "slow": 1000}
+SHORT, LONG = {"local": 80, "slow": 20}, {"local": 4000, "slow": 1000}
 
 
 @pytest.mark.parametrize(

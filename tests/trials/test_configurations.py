@@ -261,7 +261,7 @@ def test_doctor(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONARCH_SHM", str(root / "shm"))
-    for file, is_taken in drawn(root, 3, draws.sized(8, 80)):
+    for file, is_taken in drawn(root, 3, draws.sized(4, 80)):
         found = {finding["what"]: finding for finding in doctor(file, capsys)}
         text = f"{found}\n{file.read_text()}"
         said = found["configuration"]
@@ -280,7 +280,7 @@ def test_run(root: Path) -> None:
             check=False,
         )
 
-    files = drawn(root, 4, draws.examples(4))
+    files = drawn(root, 4, draws.sized(2, 20))
     with ThreadPoolExecutor(2) as pool:
         for (file, is_taken), done in zip(files, pool.map(run, [f for f, _ in files]), strict=True):
             text = f"{done}\n{file.read_text()}"

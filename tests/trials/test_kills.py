@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trials.killing import SHARED, run
+from support import draws
+from trials.killing import PAUSE_US, SHARED, run
 from trials.sites import SITES
 
 
@@ -23,6 +24,6 @@ def test_readers_notice_nothing(
     tmp_path: Path, slowsource_binary: Path, reader: Path, site: str, seed: int, count: int
 ) -> None:
     with SITES[site](tmp_path, slowsource_binary) as made:
-        tally = run(made, reader, seed, count)
+        tally = run(made, reader, seed, count, draws.sized(3 * PAUSE_US, PAUSE_US))
     print(tally)
     assert tally.kills[made.kind] and tally.kills["reader"]

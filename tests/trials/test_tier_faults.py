@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.draws import sized
 from support.mounts import Mounts
 from support.session import MIB, Session, wait_until
 from trials.reading import Reading, make_known
@@ -23,7 +24,8 @@ from monarch_py.storage.tiers import tier_root
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
 FILE = 300_000
 # How many files a tier has room for; there are more than all tiers together have.
-FILES_A_TIER = 3
+FILES_A_TIER = sized(2, 3)
+LAPS = sized(1, 2)  # after each fault
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -127,11 +129,11 @@ def test_readers_notice_nothing(
             print(f"{number}: {fault.__name__}")
             hits = session.totals()["hits"]
             fault(mounts, point)
-            reading.wait_laps(2)
+            reading.wait_laps(LAPS)
             assert session.totals()["hits"] > hits
             if draws.random() < 0.4:
                 session.forget()  # and what comes then is filled into what is left
-        reading.wait_laps(2)
+        reading.wait_laps(LAPS)
         gone = [number for number, fault in enumerate(faults) if FAULTS[fault]]
         wait_until(
             lambda: not any(usable(session)[n] for n in gone), what="tiers that are given up"
