@@ -46,7 +46,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings. Closings take microseconds unless the source hangs. */
-#define PATIENCE_NS 5000000000ULL
+#define CLOSING_NS 5000000000ULL
 
 struct saved_locks {
     struct stat file;
@@ -186,7 +186,7 @@ int monarch_await_closings(uint32_t *closings) {
     while ((uint32_t)(seen = __atomic_load_n(&under_way, __ATOMIC_SEQ_CST)) &&
            count_of(seen, (uint32_t)sys_getpid())) {
         since_ns = since_ns ? since_ns : monarch_now_ns();
-        if (monarch_now_ns() - since_ns > PATIENCE_NS)
+        if (monarch_now_ns() - since_ns > CLOSING_NS)
             return 0;
         sys_relax(n++);
     }
