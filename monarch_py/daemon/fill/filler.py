@@ -141,9 +141,9 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size of a file that the engine may stage by itself [bytes], 0 if it
-        may stage none: if the filler might choose the source for a larger file, or while files wait
-        for room, which have the first claim to it."""
+        """Returns the largest size of a file that the engine may stage by itself [bytes]. A larger
+        file is left to the filler, which may choose the source for it. Returns 0 while files wait
+        for room, because they have the first claim to it."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()
