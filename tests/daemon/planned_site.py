@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from daemon.following import plan_of
-from support.draws import sized
 from support.files import Files
 from support.session import Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
-MANY, SIZE, SEED = sized(360, 600), 50_000, 11
+MANY, SIZE, SEED = 600, 50_000, 11
 # Of a staging area: a good quarter of the dataset [bytes].
 AREA = MANY * SIZE * 7 // 25
 

@@ -23,7 +23,6 @@ from daemon.planned_site import (
     wait_dropped,
     wait_followed,
 )
-from support.draws import sized
 from support.files import Files, check_all
 from support.session import Session, wait_until
 from support.watch import assert_quiet
@@ -65,7 +64,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     # What was before goes on: files are placed as they come.
     check_all(session, site.files, site.root)
     session.wait_idle()
-    train(session, site.root, seed=11, epochs=sized(3, 2))
+    train(session, site.root, seed=11, epochs=2)
     wait_dropped(session)
     assert_dropped(session, "do not fit the plan", jobs=3)
     assert session.status()["tiers"][0]["files"] >= 0.45 * MANY
