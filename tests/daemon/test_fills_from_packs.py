@@ -267,11 +267,11 @@ def test_packs_that_change_are_not_read_any_more(session_factory: Factory, tmp_p
     for site, change in zip(sites, changes, strict=True):
         change(site.pack)
     warm(session)
-    said = session.log.read_text()
+    sentences = [f"{site.pack}: files are read one by one: it has changed" for site in sites]
+    wait_until(lambda: all(each in session.log.read_text() for each in sentences), what="warnings")
     for site in sites:
         check_all(session, site.files)
-        assert f"{site.pack}: files are read one by one: it has changed" in said
-    assert said.count("one by one") == len(sites)
+    assert session.log.read_text().count("one by one") == len(sites)
 
 
 def damage(pack: Path) -> None:

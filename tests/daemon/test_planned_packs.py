@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from daemon.following import plan_of, train
 from daemon.planned_site import Factory, wait_followed
-from support.draws import sized
 from support.files import Files, age
 from support.session import Session, wait_until
 
@@ -19,7 +18,7 @@ from monarch_py.native import Kind, State
 from monarch_py.packs.tar import write_pack
 from monarch_py.plan import Plan
 
-FILES, SIZE = sized(200, 400), 8 << 10
+FILES, SIZE = 400, 8 << 10
 # What is read along between two members, and the pack's index: of all bytes of the files.
 MOST_BYTES = 1.35
 

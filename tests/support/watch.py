@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 
 from monarch_py.storage.tiers import tier_root
-from support.draws import sized
 from support.files import du_bytes
 from support.session import Session, wait_until
 
@@ -64,7 +63,7 @@ def cpu_seconds(session: Session) -> float:
     return float(used.user + used.system)
 
 
-def assert_quiet(session: Session, seconds: float = sized(0.5, 1.0)) -> None:
+def assert_quiet(session: Session, seconds: float = 1.0) -> None:
     """Checks that the daemon is idle: a busy loop would use a whole processor."""
     before, start = cpu_seconds(session), time.monotonic()
     wait_until(lambda: time.monotonic() - start > seconds, every=0.05)
