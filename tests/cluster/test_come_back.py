@@ -183,12 +183,18 @@ def test_who_keeps_what_has_to_stay(standing: Local) -> None:
     assert "the quotas are 3145728 bytes, but the running daemons were started with 2097152" in line
 
 
-def test_what_all_agreed_on_has_to_stay(standing: Local) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [("exclude", ["*.tar"], "['*.tar']"), ("min_size", "1KiB", "1024 bytes")],
+)
+def test_what_all_agreed_on_has_to_stay(
+    standing: Local, key: str, value: object, shown: str
+) -> None:
     """With what the daemons that run were started with, whatever is in all files now."""
-    sources = [{"path": str(source_of(standing)), "exclude": ["*.tar"]}]
+    sources = [{"path": str(source_of(standing)), key: value}]
     with configured(standing, *range(FEW), sources=sources):
         line = refusal(standing)
-    assert "#1: sources[0].exclude is ['*.tar'], but on the nodes with running daemons it" in line
+    assert f"#1: sources[0].{key} is {shown}, but on the nodes with running daemons it" in line
 
 
 def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:

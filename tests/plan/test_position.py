@@ -16,7 +16,12 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.evidence import SEARCHED, UNSEEN, locate
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.position import PositionEstimator
-from monarch_py.plan.samplers import DistributedSampler, Sampler, SequentialSampler
+from monarch_py.plan.samplers import (
+    DistributedSampler,
+    GroupShuffle,
+    Sampler,
+    SequentialSampler,
+)
 from monarch_py.plan.timeline import RECENT, Part, Run, Timeline
 
 
@@ -225,6 +230,14 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
     run = Run.of(timeline.section(0), 0, timeline.units)
     assert len(run) == samples // each
     assert run.window == 2 * RECENT
+
+
+def test_a_window_has_the_groups_that_are_read_ahead() -> None:
+    """Two groups of 500, where without groups 33 batches of 8 are under way."""
+    samples, group = 20_000, 500
+    loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
+    section = Timeline((Part("training", loader),), 1, 1, samples).section(0)
+    assert Run.of(section, 0, samples).window == 2 * 2 * group
 
 
 def test_windows_and_places_that_are_none() -> None:
