@@ -44,9 +44,8 @@
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
 /* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
- * it is not rung again before it has taken them. A result whose copy was published here need not be
- * taken at once. Such results accumulate, so that not every file costs an iteration of the daemon's
- * loop. */
+ * it is not rung again before it has taken them. Results whose copies were published here may
+ * accumulate, so that not every file costs an iteration of the daemon's loop. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;

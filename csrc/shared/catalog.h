@@ -35,7 +35,7 @@
  * units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
 /* Number of bits of the changed filter, a Bloom filter in which each changed file has two bits.
- * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
+ * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too, and
  * is read from the source, which costs time only. */
 #define MONARCH_FILTER_BITS 16777216
 /* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse

@@ -69,8 +69,8 @@ def is_wished(config: Config) -> bool:
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
     """Whether a file below one of the directories `roots` is open in a program under the library.
-    The program may have opened it after this process was started. Such an open starts no other
-    starter, because this process holds the claim."""
+    The program may have opened it after this process was started: an open starts no other starter
+    while this process holds the claim."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

@@ -315,8 +315,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether this process was attached to a daemon that the user has ended with `monarch stop`. Such a
- * daemon is not started again. */
+/* Whether this process was attached to a daemon that the user has ended with `monarch stop`. The
+ * library does not start that daemon again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);

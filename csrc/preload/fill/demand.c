@@ -79,7 +79,7 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value comes
- * from another clock: the process may have been forked into its own time namespace. Such a value
+ * from another clock, because the process may have been forked into its own time namespace; it
  * counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);

@@ -109,7 +109,7 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* If the offset is not 0, a call that the library did not see has moved it. Such a descriptor
+    /* If the offset is not 0, a call that the library did not see has moved it, and the descriptor
      * is not promoted. The offset is read before the descriptor is pinned, because lseek waits for
      * reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||

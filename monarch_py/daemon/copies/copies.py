@@ -82,7 +82,7 @@ class Copies:
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
         # If a file was changed while its copy was published, `drop_changed` may have seen the mark
-        # of the change, but not yet the copy. Such a copy is dropped here.
+        # of the change, but not yet the copy. So the copy is dropped here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
