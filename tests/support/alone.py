@@ -28,6 +28,12 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
             names = self.collection or []
             self._alone = [i for i in self.pending if MARK in re.split(r"[][-]", names[i])]
             self.pending[:] = [index for index in self.pending if index not in self._alone]
+            nodes = list(self.node2pending)
+            if self._alone and len(self.pending) < MIN_PENDING * len(nodes):
+                # Every worker would be shut down once it has one of so few tests.
+                for node in nodes[1:]:
+                    node.shutdown()
+                self.pending, self._alone = self.pending + self._alone, []
         if not self._alone or not self._is_shared_out():
             super().check_schedule()
             return
