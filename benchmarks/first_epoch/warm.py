@@ -54,7 +54,7 @@ def once(place: Path, backing: Path) -> tuple[float, dict[str, int]]:
         argv = [sys.executable, "-m", "monarch_py", "warm", "-c", str(daemon.config)]
         done = subprocess.run(argv, check=False, capture_output=True, text=True)
         took_s = time.monotonic() - began_s
-        if done.returncode or not done.stdout.startswith(f"{FILES} files"):
+        if done.returncode or not done.stdout.startswith(f"{FILES:,} files"):
             raise RuntimeError(f"warm: status {done.returncode}, {done.stdout}{done.stderr}")
         return took_s, slow.counts()
 
