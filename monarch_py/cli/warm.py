@@ -47,7 +47,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
     if not to_fill:
         return _nothing_yet(progress)
     parts = [
-        f"{progress.filled_files} of {to_fill} files",
+        f"{progress.filled_files:,} of {to_fill:,} files",
         f"{format_size(progress.filled_bytes)} of {format_size(_to_fill(progress))}",
         f"{format_size(round(bytes_per_s))}/s",
     ]
@@ -110,16 +110,16 @@ def _bar() -> Bar:
 def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
     if reason == "no_room":
         if has_tiers:
-            return f"{files} did not fit into the tiers"
-        return f"{files} could not be copied, because no tier can be used"
-    return f"{files} {reason}"
+            return f"{files:,} did not fit into the tiers"
+        return f"{files:,} could not be copied, because no tier can be used"
+    return f"{files:,} {reason}"
 
 
 def _forecast(progress: Progress, room: int) -> str:
     """The summary of `--dry-run`. room : the bytes that the tiers can still take"""
     left = max(0, _to_fill(progress) - progress.filled_bytes)
     said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
-    said += f", {progress.there_files} ({format_size(progress.there_bytes)}) already there"
+    said += f", {progress.there_files:,} ({format_size(progress.there_bytes)}) already there"
     return f"{said}; the tiers have room for {format_size(room)} now" if left > room else said
 
 
@@ -133,18 +133,18 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
         f"{counted(progress.filled_files, 'file')} ({format_size(progress.filled_bytes)}) filled"
     )
     if progress.replaced_files:
-        filled += f", {progress.replaced_files} of them again (replaced at the source)"
+        filled += f", {progress.replaced_files:,} of them again (replaced at the source)"
     if not wait:
         left = _to_fill(progress) - progress.filled_bytes
-        filled += f", {progress.left_files} ({format_size(max(0, left))}) ordered"
+        filled += f", {progress.left_files:,} ({format_size(max(0, left))}) ordered"
     elif progress.left_files:
-        filled += f", {progress.left_files} not"
-    there = f"{progress.there_files} ({format_size(progress.there_bytes)}) already there"
+        filled += f", {progress.left_files:,} not"
+    there = f"{progress.there_files:,} ({format_size(progress.there_bytes)}) already there"
     stay = ""
     if progress.at_source:
         left_by = progress.at_source.items()
         why = ", ".join(_why_left(reason, n, has_tiers=has_tiers) for reason, n in left_by)
-        stay = f"; {sum(progress.at_source.values())} "
+        stay = f"; {sum(progress.at_source.values()):,} "
         stay += f"({format_size(progress.at_source_bytes)}) stay at the source: {why}"
         stay += f"; {hint}" if hint else ""
     return f"{filled}, {there}{stay}"

@@ -15,11 +15,15 @@ from monarch_py.native import ffi, lib
 
 
 class DaemonView:
-    """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog."""
+    """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog.
+
+    first_copy : the least number of a copy that this daemon has made; copies with smaller numbers
+        were made by earlier daemons
+    """
 
     def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
-        self.pid = 0
+        self.pid = self.first_copy = 0
         self.scanned = self.switched_off = False
         self._generation = 0
         self.refresh()
@@ -39,6 +43,7 @@ class DaemonView:
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
+            self.first_copy = told["first_copy"]
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)

@@ -244,7 +244,10 @@ class Warm:
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        there, filled = present & self._was_there, present & ~self._was_there
+        # Copies of earlier daemons count as there, although the catalog may learn of them only
+        # after `_step` has seen their files.
+        was_there = self._was_there | (word.copy(words) < self._view.first_copy)
+        there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING
         reasons = Counter(word.reason(words[bypass]).tolist())
         self.progress = Progress(

@@ -202,6 +202,7 @@ class Control:
             "cluster": "" if daemon.cluster is None else daemon.cluster.name,
             "generation": int(daemon.shared.control.generation),
             "scanned": daemon.scanner.scanned,
+            "first_copy": daemon.filler.first_copy,
             "is_current": all(
                 now in (None, then)
                 for now, then in zip(self._versions_now(), self._versions, strict=True)

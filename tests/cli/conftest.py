@@ -13,9 +13,12 @@ from typing import Protocol
 import pytest
 from cli.sites import SiteSession, is_running
 from support.command_line import run_monarch
+from support.files import Files
 from support.session import Session, wait_until
 
 FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
+# How many files of 10 bytes lie in the directory `many` beside `old_source`.
+MANY = 3000
 Factory = Callable[..., Session]
 
 
@@ -39,7 +42,9 @@ def source(tmp_path: Path) -> Path:
 def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of `source`, for tests that change none of them. A daemon records copies of files
     that are old at once, and those of files that changed just now two seconds later."""
-    return make_source(tmp_path_factory.mktemp("old") / "dataset")
+    place = tmp_path_factory.mktemp("old")
+    Files(place / "many").add_many(MANY, 10)
+    return make_source(place / "dataset")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import FILES, Factory
+from cli.conftest import FILES, MANY, Factory
 from cli.test_status import fields
 from cli.warming import NO_DAEMON, present, warm
 from support.files import Files
@@ -389,18 +389,17 @@ def test_a_file_that_a_program_has_changed_stays_at_the_source(
 def test_copies_of_an_earlier_session_are_there(
     session_factory: Factory, old_source: Path, tmp_path: Path
 ) -> None:
+    """Also those that the daemon finds while `warm` runs."""
+    many = Files(old_source.with_name("many")).wait_until_old().root
     tier = tmp_path / "kept"
     tier.mkdir()
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
-    session = session_factory(old_source, tiers=tiers, prefetch="none").start()
-    assert warm(session, old_source / "a", old_source / "b").returncode == 0
-
-    def is_recorded() -> bool:
-        return session.totals()["fills"] == 2 and not session.status()["pending"]
-
-    wait_until(is_recorded, what="the second look")
+    session = session_factory(many, tiers=tiers, prefetch="none").start()
+    (tmp_path / "list").write_text("".join(f"{many}/f{i:05d}\n" for i in range(MANY - 1)))
+    assert warm(session, "--from-file", tmp_path / "list").returncode == 0
+    wait_until(lambda: not session.status()["pending"], what="the second look")
     session.stop()
-    session.start().wait_scanned()  # a copy that is found while `warm` runs counts as filled
+    session.start()
     done = warm(session)
-    assert done.stdout == "1 file (5 B) filled, 2 (87.9 KiB) already there\n"
+    assert done.stdout == "1 file (10 B) filled, 2,999 (29.3 KiB) already there\n"
     assert session.totals()["fills"] == 1

@@ -100,7 +100,9 @@ class Filler:
         # present series of such refusals began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
-        self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))
+        # Copies with smaller numbers were made by earlier daemons.
+        self.first_copy = max(Tier.first_number(), *(number + 1 for number in used))
+        self._next_copy = self.first_copy
 
     @property
     def pending(self) -> int:
