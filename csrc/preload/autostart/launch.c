@@ -8,11 +8,12 @@
 
 #include "shared/sys.h"
 
-/* Two processes are made: an intermediate process, which ends at once, and its child, which becomes
- * the launched program. Both share the memory of this process, like a child of vfork, because
- * copying the page tables of a large process takes long. Each has a stack of its own. They must not
- * touch errno or any other thread-local variable, because these belong to this process. Code that a
- * sanitizer adds would touch them, so BESIDE keeps it out. */
+/* monarch_launch makes an intermediate process, which ends at once. The intermediate process makes
+ * the process that becomes the launched program. Both share the memory of this process, like a
+ * child of vfork, because copying the page tables of a large process takes long. Each has a stack
+ * of its own. Functions that run in the new processes must not touch errno or any other
+ * thread-local variable, because these variables belong to this process. A sanitizer would add code
+ * that touches such variables. The attribute BESIDE turns the sanitizer off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -22,8 +23,8 @@
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
 /* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
- * one of the two new processes still uses its memory, the memory stays allocated until the new
- * process has left it. */
+ * a new process still uses its memory, the memory stays allocated until the new process no longer
+ * uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -114,11 +115,11 @@ BESIDE static void unbind(void) {
 }
 
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
- * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
- * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It is tried first,
- * because it makes few copies: closing a copy flushes a file that the program is writing. Older
- * kernels have only unshare, which copies all descriptors. The copies without FD_CLOEXEC then stay
- * open until the launched program closes them. */
+ * program's table, which must not change. close_range (since Linux 5.9) is tried first. It makes an
+ * empty table. Before Linux 6.13, it copies at most the lowest 64 descriptors and closes the
+ * copies. Few copies are better, because closing a copy flushes a file that the program is writing.
+ * Older kernels have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then
+ * stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -187,7 +188,7 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Whether the intermediate process is gone, and not a zombie. */
+/* Whether the intermediate process has ended and was reaped, so that it is no zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

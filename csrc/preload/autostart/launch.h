@@ -19,10 +19,10 @@ struct monarch_launch {
      * the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: `between_runs` for the intermediate process, and `runs` for the process that
-     * becomes the program. Each is the pid of its process. The kernel clears it when that process
-     * has left this memory. While `between_runs` is not 0, `runs` may be 0 because the intermediate
-     * process has yet to make the other process. */
+    /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
+     * of the process that becomes the program. The kernel clears each of them when its process no
+     * longer uses this memory. `runs` is also 0 until the intermediate process has made the second
+     * process; meanwhile `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

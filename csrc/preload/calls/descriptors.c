@@ -21,7 +21,8 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* This is a separate function, so that closing any other descriptor costs only two checks. */
+/* Closes a descriptor that is tracked or may be a backing descriptor. This is a separate function,
+ * so that closing any other descriptor costs only two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -162,9 +163,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags as the program set them, without the O_NOFOLLOW that the library adds. With
- * O_NOFOLLOW among them, a program that reuses the flags could not open the file again through its
- * link in /proc. */
+/* Returns the flags without the O_NOFOLLOW that the library adds when it opens a copy. If a program
+ * reused that flag, it could not open the file again through the descriptor's link in /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -239,8 +239,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if the call
- * used the descriptor's own offset. */
+/* Records that sendfile, splice or copy_file_range has read n bytes of `from`. `at`: the offset
+ * where the call ended; NULL if the call used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }

@@ -60,7 +60,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* The session's count of open listings keeps its catalog mapped. */
+    /* The session's catalog stays mapped while the session has open listings. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;

@@ -1,5 +1,5 @@
-/* Takes locks on the source's file, never on a copy, so that they exclude every other user of the
- * file.
+/* Takes locks on the source's file, never on a copy, so that the locks work against all other
+ * programs that use the file.
  *
  * Programs without the library use the source's file, and would not notice a lock on a copy. For a
  * copy's descriptor, the lock is taken on its backing descriptor. */

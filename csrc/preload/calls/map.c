@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * The call waits for the complete copy, for a limited time, unless the program's own reads are to
- * serve as the fill. Without a copy, it maps the source's file, and the mapping may move to the
- * copy later (mappings.h). */
+ * mmap waits for the complete copy, for a limited time. It does not wait if the program's own reads
+ * are to serve as the fill. If no copy is complete in time, mmap maps the source's file, and the
+ * mapping may move to the copy later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -109,8 +109,9 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* An older mapping may still be registered at these addresses, if a system call that the
-     * library did not see has removed it. It is forgotten now. */
+    /* An older mapping may still be registered at these addresses although it no longer exists: a
+     * system call that the library did not see may have removed it. The library forgets the older
+     * mapping now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -73,7 +73,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
 }
 
 /* Handles the open by which the library has learned that a directory outside all sources leads into
- * a source. Even this open gets the copy, because the program may open no other file there. */
+ * a source. Even this open gets the copy, because it may be the program's only open in that
+ * directory. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, int fd) {
     struct monarch_opening o;
@@ -170,7 +171,8 @@ PUBLIC int openat(int dir, const char *path, int flags, ...) {
     return open_any(dir, path, flags, mode, 0);
 }
 
-/* The fortified functions have no mode; libc itself handles callers that should have passed one. */
+/* The fortified functions have no argument `mode`. If the flags require a mode, libc's own function
+ * is called, which reports the error. */
 int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 

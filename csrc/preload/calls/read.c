@@ -50,8 +50,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The whole file is counted now, because the library does not see reads of the descriptor
-         * after it is untracked. */
+        /* The whole file is counted now: once the descriptor is no longer tracked, the library does
+         * not see its reads. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -94,9 +94,9 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the beginning of the range [w->at, w->at + w->n), which lies within the file, from the
- * copy. Returns the number of bytes read; the caller reads the following bytes of the range from
- * the source. */
+/* Reads the range [w->at, w->at + w->n) from the copy, from the range's beginning on, as far as the
+ * copy can serve it. The range lies within the file. Returns the number of bytes read. The caller
+ * reads the following bytes of the range from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -168,9 +168,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be that file's bytes, and are discarded. There are
- * two cases. If the descriptor was promoted, the copy is complete, and the bytes are read from it.
- * Otherwise, the source's file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. They are
+ * then read again. If the copy is complete, for example because the descriptor was promoted to it,
+ * they are read from the copy. Otherwise, the source's file is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -230,8 +230,9 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!monarch_find_file(fd, tracked, w))
         return 0;
-    /* Once the descriptor refers to the copy, another thread may close it at any time. So this call
-     * opens the copy itself instead of reading through that descriptor. */
+    /* After a promotion, the descriptor refers to the copy. But another thread may close the
+     * descriptor at any time, so this call does not read through it. The call opens the copy
+     * itself. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;

@@ -92,8 +92,8 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* Once the daemon has ended, changes are no longer reported to it, so the source must be
-     * asked. */
+    /* The catalog's attributes may be outdated if the file was recorded as changed. They may also
+     * be outdated if the daemon has ended, because no changes are recorded then. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -153,7 +153,7 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
 }
 
 /* The versioned functions that programs built before glibc 2.33 call. The library answers only for
- * the version whose struct is the one used here. */
+ * the versions whose struct is the `struct stat` of this file. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {

@@ -8,8 +8,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* An open goes to the source at once if an open and a read there together take less time than this
- * [ns]. A wait would cost some system calls. */
+/* If an open and a read at the source together take less time than this [ns], an open goes to the
+ * source at once. A wait would not pay, because it costs some system calls itself. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL

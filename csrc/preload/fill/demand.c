@@ -14,11 +14,10 @@
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* A reader gives up its wait after this time without progress [ns]. The time is long because on a
- * busy machine a daemon that lives may get no processor for some tenths of a second: readers that
- * gave up then would open hundreds of files at the source. It is less than WHOLE_NS, so that a
- * daemon that is stopped is found silent before a wait for a whole file ends. Tests set a longer
- * time. */
+/* A reader gives up its wait after this time without progress [ns]. On a busy machine, a living
+ * daemon may get no processor for some tenths of a second. If the readers gave up then, they would
+ * open hundreds of files at the source, so this time is longer. It is less than WHOLE_NS, so that
+ * readers notice a stopped daemon before a wait for a whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
@@ -28,8 +27,8 @@
 #define PATIENCE_NS 5000000000ULL
 #endif
 /* A wait that times out adds this much to the debt of its file, and to the debt of the process
- * [ns]. While a debt is too large, reads go to the source without a wait. Passing time repays
- * debts, so after a few delays, a process that lives on will wait again. */
+ * [ns]. While a debt is too large, reads go to the source without a wait. Every debt shrinks as
+ * time passes, so a process that runs long enough waits again later. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -45,7 +44,7 @@
 #endif
 #define WASTE_SHARE 20
 /* Largest value of waste_debt. A wait that times out adds WASTE_SHARE times its length to
- * waste_debt, which passing time repays like the other debts. */
+ * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
 /* A caller that needs the whole file waits for at most this time, unless it sets its own limit
@@ -55,8 +54,8 @@
 #ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* Once no byte is missing, such a caller waits for at most this time until the daemon has published
- * the copy [ns]. This time counts towards the limit above. */
+/* Once no byte of the copy is missing, a caller that needs the whole file waits for at most this
+ * time until the daemon has published the copy [ns]. This time is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
@@ -78,9 +77,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value comes
- * from another clock, because the process may have been forked into its own time namespace; it
- * counts as 0. */
+/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
+ * gives a larger debt, it is a time of another clock: the process was forked into its own time
+ * namespace. The debt then counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -263,7 +262,8 @@ static uint64_t left_for_word(const struct monarch_wanted *w) {
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Returns how many bytes the copy still lacks, as far as this process knows without waiting. */
+/* Returns how many bytes of the copy are still missing, as far as this process knows without
+ * waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;

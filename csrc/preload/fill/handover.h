@@ -47,12 +47,14 @@ int monarch_direct_is_over(int fd, uint64_t tracked);
  * was read. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
- * descriptor over. If less was read and the catalog does not know the file, tells the daemon of the
- * file. If the catalog knows the file and the library has seen no read of it, requests a fill. */
+ * descriptor over. If less was read, there are two cases. If the catalog does not know the file,
+ * tells the daemon of the file. If the catalog knows the file but the library has seen no read of
+ * it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts
- * until the last descriptor of the open file is closed, so the daemon must have no such descriptor.
- * If less than half of the file was read, the descriptor will not be handed over. If the descriptor
- * was handed over already, waits up to 50 ms until the daemon has closed its own descriptor. */
+ * until the last descriptor of the open file is closed, so the daemon must not keep a descriptor of
+ * it. If less than half of the file was read, the descriptor will not be handed over. If the
+ * descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
+ * descriptor. */
 void monarch_keep_descriptor(int fd);

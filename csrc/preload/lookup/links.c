@@ -52,8 +52,8 @@ static uint64_t find(uint64_t key) {
 }
 
 /* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
- * returns the entry to be replaced: an entry with the lowest lead. A directory that leads elsewhere
- * is thus replaced first, because it is cheap to learn again. */
+ * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So
+ * MONARCH_LEAD_ELSEWHERE is replaced first, because it is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -127,8 +127,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* Finds a file's entry in the catalog by its inode. Returns its number, or -1 if there is none.
- * Searches all sources on the device, because one source may lie within another. */
+/* Returns the number of the catalog's entry for the file with this device and inode, or -1 if there
+ * is none. Searches all sources on the device, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -207,8 +207,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* If most files of the directory are outside all sources, their opens should not pay for the
-     * few files that are inside. So the hint is dropped at intervals. */
+    /* The hint costs each open in this directory a system call. If most files of the directory are
+     * outside all sources, that cost brings nothing. So the hint is dropped at intervals. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -247,8 +247,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether to find out where the first `n` bytes of `path` lead. The table does not hold paths whose
- * text leads into a source, nor relative paths that may lead there. */
+/* Whether the library should find out where the first `n` bytes of `path` lead. It should not if
+ * the table already has an entry for them, unless that entry is due for a check. It also should not
+ * if the path's text leads into a source, or if a relative path may lead into a source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -32,7 +32,8 @@ extern uint32_t monarch_links_met HIDDEN;
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
 /* Returns the entry of the source's directory to which the first `prefix` bytes of `path` lead now.
- * If they lead to none, drops the hint and returns NULL. */
+ * If these bytes lead to no directory of a source, removes the hint for `path` from the table and
+ * returns NULL. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);

@@ -23,9 +23,9 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Whether the catalog can answer with the entry's attributes. For a directory, it must also be able
- * to list the directory: a program that compares a directory's times before and after listing it
- * must see a change. */
+/* Whether the catalog can answer with the entry's attributes. For a directory, the catalog must
+ * also have a valid listing. Otherwise a program that compares the directory's times before and
+ * after listing the directory could miss a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the

@@ -33,7 +33,8 @@ struct monarch_aim {
     const char *rel;  /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    /* 1: only the path's last component leads into the source, and so may be a link */
+    /* 1: the path itself may be a link into the source. If links are not followed, such a path
+     * leads to the link, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
     /* Number of the source. -1: not known yet, because the path must be resolved in the slower,

@@ -32,8 +32,8 @@ static int run(void *at) {
     return 0;
 }
 
-/* Starts the thread with all signals blocked. No signal handler may run in it, because it has no
- * thread-local memory of its own. */
+/* Starts the thread with all signals blocked. No signal handler may run in the thread, because the
+ * thread has no thread-local memory of its own. */
 static int start(struct apart *a) {
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
                       CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;

@@ -10,8 +10,8 @@
  * job. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Hides from the compiler that libc's headers declare the pointer as never null, so that the
- * compiler keeps the checks for NULL. */
+/* Makes the compiler keep checks of this pointer for NULL. The compiler would remove them if libc's
+ * headers declare the pointer as never null. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -29,9 +29,9 @@ char monarch_reader_next(struct monarch_reader *r) {
 }
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
- * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the directory
- * lists descriptors. `act` is then not called for `list` itself. If the directory does not list
- * `list`, it shows another table of descriptors, and the result is 0. */
+ * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
+ * are descriptors. `list` must then be one of them, and `act` is not called for it. If `list` is
+ * missing, the directory shows another table of descriptors, and the result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -58,8 +58,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table of descriptors (unshare, clone). /proc/self/fd would show the
- * first thread's table instead. */
+/* Lists /proc/thread-self/fd, because a thread may have its own table of descriptors (unshare,
+ * clone). /proc/self/fd always shows the first thread's table. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);

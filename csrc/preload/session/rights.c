@@ -45,9 +45,10 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
             return 0;
     }
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
-     * Most of them have no mapping in the container and are shown as UNMAPPED; no call can add such
-     * a group. So each UNMAPPED group may stand for one missing group of the daemon. Outside a
-     * container, no group may be missing. */
+     * Most of these groups have no number in the container, and the kernel shows each of them as
+     * UNMAPPED. So each UNMAPPED group may be one of the daemon's groups that seem to be missing. A
+     * process cannot give itself such a group, so this is safe. Outside a container, no group may
+     * be missing. */
     return !missing || !are_our_users(k);
 }
 

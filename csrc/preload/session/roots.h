@@ -23,13 +23,14 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* call this when a thread gets other mounts, or a root of its own; it cannot be undone */
+/* Call this when a thread gets other mounts or its own root directory. From then on, this process
+ * takes no path for that of a source. */
 void monarch_roots_are_foreign(void);
 
 /* Whether the path of some tier leads this process and the daemon to different directories. If so,
- * warns the user, because other files may have the names of copies in this process's directory. A
- * path that leads nowhere, as in a container without the tier, is no difference: at such a path, no
- * file can be mistaken for a copy. */
+ * warns the user: in the directory that this process sees, other files may have the names of
+ * copies. A path that leads nowhere, as in a container without the tier, does not count: at such a
+ * path, no file can be mistaken for a copy. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

@@ -77,7 +77,7 @@ int monarch_was_stopped(void) {
     return fd >= 0;
 }
 
-/* Arguments of a mapping to be made, and its result. */
+/* Arguments and result of map_whole and map_range. */
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
@@ -88,9 +88,9 @@ struct request {
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
               "monarch_run_apart must be able to copy a request");
 
-/* Runs `map`. If the process has no free descriptor, runs it again in a thread with its own table
- * of descriptors. Without the mapping, a change could not be recorded, and other processes would
- * still read the old copy. */
+/* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
+ * table of descriptors. The second try is necessary: without the mapping, a change could not be
+ * recorded, and other processes would still read the old copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -228,8 +228,8 @@ static void release_catalog(const struct monarch_catalog *c) {
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    clear(s->control, sizeof *s->control,
-          PROT_READ); /* this comes first, so that nothing new is mapped afterwards */
+    /* This comes first: with zeros in `control`, no thread maps another segment for the session. */
+    clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));

@@ -5,8 +5,9 @@
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. A process needs them for copies that were
- * dropped while it has them open: a newer, larger catalog does not contain these copies. */
+/* Number of replaced catalogs that a process keeps. While a program has a dropped copy open, the
+ * process needs the catalog that contains this copy. A newer, larger catalog does not contain
+ * it. */
 #define MONARCH_OLDER 8
 
 /* A session is never freed. Threads that hang in a call, mappings that wait for their copies
@@ -40,15 +41,16 @@ struct session {
     /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
     uint32_t released; /* atomic; 1: the segments are no longer mapped */
-    /* 1: when the session was attached, a tier's path led to another directory than for the
-     * daemon */
+    /* 1: when the process attached to the session, a tier's path led the process and the daemon to
+     * different directories */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
 
 /* The newest session. Atomic; NULL in a process that does not use Monarch. */
 extern struct session *monarch_current __attribute__((visibility("hidden")));
-/* The value of monarch_current while a configuration is given but no daemon has been found yet. */
+/* The value of monarch_current while the process has a configuration, but has found no daemon
+ * yet. */
 extern struct session monarch_waiting __attribute__((visibility("hidden")));
 
 struct session *monarch_session_slow(void);
@@ -119,8 +121,8 @@ static inline int monarch_is_fast(const struct session *s, const struct monarch_
  * copies are not read. The first call maps it, because most processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Checks the switch files, the process's rights, and whether the session's directory still exists,
- * at most once a second. */
+/* At most once a second, checks the switch files, the process's rights, and whether the session's
+ * directory still exists. */
 void monarch_tick(struct session *s);
 /* Call this when the user or the groups may have changed. Checks at once whether the process's
  * rights suffice for the newest session. */
