@@ -248,8 +248,7 @@ static void launch(struct plan *p) {
                 done ? "requested a start" : "could not request a start");
 }
 
-/* Returns 1 if the starts that the claim allows are used up, and then postpones the next
- * attempt. */
+/* Returns 1 if the claim (claim.h) allows no start now, and then postpones the next attempt. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -329,7 +328,7 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Whether the allowed starts are used up, so that the caller need not examine the opened file.
+/* Whether the claim allows no start now, so that the caller need not examine the opened file.
  * Checks at most once per LONG_PAUSE_NS, and returns 0 in between. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */

@@ -1,6 +1,6 @@
 /* The claim is a lock on the session's file `starts`. A starter must have it, so only one starter
- * runs at a time. The file stores the times of the last starts, which limits the number of
- * starts. */
+ * runs at a time. The file also stores the times of the last starts. If there were too many of
+ * late, no further start is allowed. */
 #pragma once
 
 #include <stdint.h>

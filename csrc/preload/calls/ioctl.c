@@ -72,7 +72,8 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        if (backing == -2) { /* the request would have changed the copy */
+        /* no backing descriptor can be opened, and the request must not change the copy */
+        if (backing == -2) {
             errno = EMFILE;
             return -1;
         }

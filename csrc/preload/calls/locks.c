@@ -51,10 +51,11 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a closing (locked_files.h) may have falsified the result. A granted lock may have
- * been lost since, and a refusal may be due to a lock that the closing itself has taken. Any other
- * error concerns the file itself. After the last attempt, a refusal is reported as it is, and a
- * granted lock that is still doubtful is reported as refused. */
+/* Returns whether the result may be wrong because a closing (locked_files.h) has begun since
+ * `closings` was read. If the lock was granted, the closing may have dropped it again. If the lock
+ * was refused, the closing itself may have been holding it. Any other error concerns the file
+ * itself. After its last attempt, the function `lock` reports a refusal as it is, and reports a
+ * lock that is still doubtful as refused. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -153,7 +153,7 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
 }
 
 /* The versioned functions that programs built before glibc 2.33 call. The library answers only for
- * the versions whose struct is the `struct stat` of this file. */
+ * versions whose struct is the `struct stat` that the library uses. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {

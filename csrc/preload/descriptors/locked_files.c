@@ -126,11 +126,11 @@ static void read_locks_of(int fd, void *data) {
 /* --- preserving locks ------------------------------------------------------------------------- */
 
 /* Takes the process's read locks a second time, so that they are held while a descriptor of the
- * file is closed. This function takes them through an open file of its own. It then closes the
- * descriptor of this open file, and keeps only a mapping of it. The caller later releases the open
- * file by unmapping: a close at that time would drop the locks that take_again has just taken.
- * Write locks cannot be taken a second time, so another process may take them in between. Returns
- * the mapping, or a negative number if there is none. */
+ * file is closed. The second locks belong to a new open file. This function closes the new open
+ * file's descriptor at once, and keeps the open file by a mapping. The caller ends the second locks
+ * by unmapping. It must not end them by a close, because a close would drop the locks that
+ * take_again has just taken. Write locks cannot be taken a second time, so another process may take
+ * them in between. Returns the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -173,7 +173,8 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* The order of these two changes matters: a thread that sees the second one also sees the first. */
+/* The order of these two changes matters: a thread that sees the new `so_far` must also see the new
+ * `under_way`. */
 static void begin_closing(void) {
     count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);

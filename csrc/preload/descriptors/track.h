@@ -6,7 +6,8 @@
 
 #include "preload/session/session.h"
 
-/* only lower descriptor numbers are tracked; reads of others go to the source */
+/* Only descriptors with lower numbers are tracked. Reads of all other descriptors go to the
+ * source. */
 #define MONARCH_TRACKED 65536
 
 /* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
@@ -39,14 +40,14 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* Returns the entry's number. For a descriptor with TRACK_DIRECT, the number may be one of
- * monarch_unmet, which stands for a file without an entry. */
+/* Returns the entry's number. If the file has no entry, which is possible only with TRACK_DIRECT,
+ * returns the number that monarch_unmet gives to the file. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Call this before the first descriptor is tracked. Creates the page by which a process notices
  * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
 /* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
- * memory, so there the table describes the parent's descriptors. */
+ * memory, so the table that it sees describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if none was tracked
  * yet. It makes no system call, so a child of vfork gets its parent's pid. */
@@ -58,9 +59,9 @@ void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
 /* Call this before the program does what the flag stands for. Waits for the end of a promotion
  * (promote.h) that has begun, and sets the flag. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Replaces the descriptor's word by `to` if it still equals `seen`. Returns whether it did. A
- * pinned word is never replaced: the thread that has pinned it could not find it any more, and no
- * other thread unpins it. */
+/* Replaces the descriptor's word by `to` if the word still equals `seen`. Returns whether the word
+ * was replaced. This function never replaces a pinned word: only the thread that has pinned the
+ * word unpins it, and that thread would no longer find it. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
@@ -79,9 +80,9 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
- * describes. The call waits for other threads' reads of that open file, but a thread that closes or
- * replaces the descriptor does not wait for this call. Returns the new offset. Returns -1 if the
- * offset was not moved, usually because the descriptor refers to another open file by now. */
+ * describes. This function waits for other threads' reads of that open file. A thread that closes
+ * or replaces the descriptor does not wait for this function. Returns the new offset. Returns -1 if
+ * the offset was not moved, usually because the descriptor refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which

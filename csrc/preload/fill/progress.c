@@ -137,7 +137,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* If most of the recent files took less than these limits, the library follows only one file in
  * FOLLOWED. */
 #define FOLLOWED 256
-/* Value of a share if all opens, or all reads, took less than the limit. */
+/* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
+ * all of them did. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U

@@ -1,5 +1,5 @@
-/* Follows how much programs have read of files without a copy, and measures how long opens and
- * reads at the sources take.
+/* Counts how much this process has read of files that had no copy at their open. Also measures how
+ * long opens and reads at the sources take.
  *
  * The daemon learns which files were read to their end, and then fills other files of the same
  * directories. The progress is a hint: if it is lost, these other files are filled later. */
@@ -40,7 +40,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
  * then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
 /* Whether most of the recent files came from the sources as fast as from a local disk, but not as
- * fast as from the page cache. Now and then, the result is 0 regardless, for the same reason. */
+ * fast as from the page cache. Now and then, the result is 0 regardless, so that some reads are
+ * still timed. */
 int monarch_source_is_near(void);
 
 /* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns).

@@ -68,7 +68,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source, and adds up its duration. From these times, the daemon decides
+/* Counts an open at the source, and adds up its duration. From the durations, the daemon decides
  * whether it overloads the source. */
 static void count_wait(struct session *s, uint64_t took_ns) {
     struct monarch_stats *n = monarch_my_stats(s);

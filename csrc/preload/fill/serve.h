@@ -6,7 +6,7 @@
 #include "preload/lookup/where.h"
 #include "preload/session/copies.h"
 
-/* The outcome of the look-up for an open for reading. */
+/* What the look-up of a path has found. The caller is about to open the path for reading. */
 struct monarch_opening {
     const struct monarch_entry *entry; /* NULL: the catalog does not know the path */
     /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
@@ -16,12 +16,13 @@ struct monarch_opening {
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    /* 1: the path's text leads into no source, and no hint says where it leads; so call
-     * monarch_opened_elsewhere after the open */
+    /* 1: the path's text leads into no source, and no hint says where the path leads. The caller
+     * must then call monarch_opened_elsewhere after the open. */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
-    int is_alone; /* 1: the file is neither claimed nor followed, see is_left_alone */
+    /* 1: the file is not claimed, and its descriptor is not tracked (is_left_alone) */
+    int is_alone;
     char copy[MONARCH_COPY_PATH];
 };
 

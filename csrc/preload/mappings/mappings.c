@@ -27,9 +27,9 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* During a replacement, the thread of move.c holds no lock of the library. It makes a few
-     * system calls, for most of which the kernel locks the address space. The caller's own call
-     * needs the same lock of the kernel next, so this wait costs the caller hardly any extra
+    /* This waits for the end of a replacement by the thread of move.c. A replacement is a few
+     * system calls, for most of which the kernel locks the address space. The caller is about to
+     * make a call that needs the same lock of the kernel, so this wait costs hardly any extra
      * time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);

@@ -71,10 +71,10 @@ static int open_copy(const struct slot *s, uint64_t word) {
 }
 
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system for the new one. If the file system then failed, nothing would be mapped there. So a
- * trial mapping is made elsewhere first, to make sure that the copy can be mapped. Returns 1 if the
- * copy is mapped, 0 if the attempt may be repeated, -1 if the last check before the replacement has
- * failed. */
+ * file system for the new one. If the file system then failed, nothing would be mapped at these
+ * addresses. So a trial mapping is first made at other addresses, to make sure that the copy can be
+ * mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if the last check
+ * before the replacement has failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -87,7 +87,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        if (!is_address(r)) /* no memory for another mapping: moves the trial mapping there */
+        /* no memory for a third mapping: moves the trial mapping to these addresses */
+        if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
         done = is_address(r);
@@ -157,8 +158,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has made progress lately. The session's state does not tell that: after a
- * daemon was killed, the session still looks as if it served. */
+/* Whether the daemon has made progress lately. The session's state does not show this: after the
+ * daemon was killed, the state is still MONARCH_SERVING. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

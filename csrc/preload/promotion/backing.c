@@ -11,8 +11,8 @@
 #include "shared/sys.h"
 
 /* Backing descriptors get descriptor numbers from this one on, unless the process's limit is lower.
- * They get high numbers, because programs expect their own descriptors to get the lowest free
- * numbers. */
+ * The numbers are high, because a program expects each of its own descriptors to get the lowest
+ * free number. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
@@ -82,7 +82,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `before`, which is no longer a backing descriptor, or `high`, which has not become one */
+    /* `left` is the descriptor that is not a backing descriptor now: either the replaced `before`,
+     * or `high`, which could not be recorded. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -238,9 +239,9 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file. The
- * number is thus reserved before the file is opened for reading. On failure, returns -1 or -2 like
- * monarch_backing_fd. An O_PATH descriptor is used, because closing it later ends no locks. */
+/* Reserves a high descriptor number for a backing descriptor: opens `path` with O_PATH at that
+ * number, if `path` still leads to the entry's file. O_PATH is used, because closing such a
+ * descriptor drops no locks. On failure, returns -1 or -2 like monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -254,7 +255,7 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file of the copy that is open as `fd`, at a high descriptor number. On
+/* `fd` is a descriptor of a copy. Opens the copy's source file at a high descriptor number. On
  * failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {

@@ -24,13 +24,14 @@ int monarch_backing_fd(int fd);
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. Two kinds of calls need this: calls whose effect lasts until the file is changed, and calls
- * that later report the descriptor's number to the program. Returns 0 if the process can open no
- * further descriptor. */
+ * file. fcntl does this before a lease: the lease must be on the source's file, and the signal that
+ * announces the end of the lease reports the number of the program's own descriptor. Returns 0 if
+ * the process can open no further descriptor. */
 int monarch_become_source(int fd);
 
-/* Notes that POSIX locks were requested on a backing descriptor. These locks end when any
- * descriptor of the file is closed. */
+/* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
+ * locks on a file when any descriptor of the file is closed. So from now on, closing a descriptor
+ * of the copy drops these locks too. */
 void monarch_backing_has_posix_locks(void);
 
 /* Whether `fd` is a backing descriptor. The program does not know such a descriptor; if the program

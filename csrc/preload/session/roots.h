@@ -24,7 +24,7 @@ int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
 /* Call this when a thread gets other mounts or its own root directory. From then on, this process
- * takes no path for that of a source. */
+ * gets no copies. */
 void monarch_roots_are_foreign(void);
 
 /* Whether the path of some tier leads this process and the daemon to different directories. If so,

@@ -150,7 +150,8 @@ void monarch_ring(struct session *s);
 /* Whether monarch_hint_scan may have room for a path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
- * there is no room. */
+ * there is no room. is_part: 1 if the program has read too little of the file for the file to be
+ * filled. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
