@@ -1,5 +1,5 @@
-/* Attaches the process to a daemon's session when the library is loaded, and to a newer session
- * once another daemon has started. */
+/* Attaches the process to a daemon's session when the library is loaded. If another daemon starts
+ * later, attaches the process to that daemon's session. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. Returns `old` if that is still the current one. Otherwise
- * returns a new session, which no other thread has seen yet, or NULL if there is no session that
- * this process can use. */
+/* Attaches to the current session. If the process is still attached to it, returns `old`. If there
+ * is no session that this process can use, returns NULL. Otherwise returns a new session, which no
+ * other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -246,10 +246,10 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of a change that this process makes. Usually that is
- * the current session. If a new daemon has started, it is the new daemon's session. If the
- * session's directory was removed and no new daemon has started, it is the old session: the old
- * daemon may still serve other processes. */
+/* Finds the session whose daemon must learn of a change that this process makes. Usually this is
+ * the session to which the process is attached. If a new daemon has started, returns the new
+ * daemon's session. If the session's directory was removed but no new daemon has started, returns
+ * the old session, because the old daemon may still serve other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);

@@ -43,8 +43,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: pid of the process in which a thread makes an attempt; 0: there is no attempt. Only
-     * that thread uses the fields below. */
+    /* Atomic. While a thread makes an attempt, the pid of its process; otherwise 0. Only that
+     * thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -60,8 +60,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Whether a job sets the variable for its own programs. The daemon's Python must not get such a
- * variable. */
+/* Whether the variable is one that jobs set for their own programs, for example LD_PRELOAD. The
+ * daemon's Python must not get such variables. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -451,8 +451,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. A record of that kind does not show that autostart is requested. */
+    /* has_record may have found a record for another setting, or for an earlier version of the
+     * configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

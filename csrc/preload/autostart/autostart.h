@@ -24,8 +24,8 @@ static inline void monarch_autostart_opened(int fd) {
 }
 
 void monarch_autostart_watch_slow(const struct session *s);
-/* Called about once a second while the process uses the session. If the daemon was killed, starts a
- * daemon again. */
+/* Called about once a second while the process uses the session. If the session's daemon was
+ * killed, starts another daemon. */
 static inline void monarch_autostart_watch(const struct session *s) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0))
         monarch_autostart_watch_slow(s);

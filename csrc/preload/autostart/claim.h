@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /* Returns the time until which no starter may be started [ns of CLOCK_MONOTONIC], or 0 if one may
- * be started now. No starter may be started right after another one, or if the starts that are
- * allowed in ten minutes are used up. */
+ * be started now. A starter must wait some seconds after the previous starter. In ten minutes, only
+ * a few starters are allowed. */
 uint64_t monarch_claim_taken_until(void);
 
 /* Takes the session's claim. Call this in the process that becomes the starter. Do not call it in

@@ -22,9 +22,9 @@
 
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
-/* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
- * a new process still uses its memory, the memory stays allocated until the new process no longer
- * uses it. */
+/* How long monarch_launch then waits for the start of the program [ns]. After this time, the new
+ * process may still use this process's memory. Even if this process ends, the memory stays
+ * allocated until the new process no longer uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -32,12 +32,13 @@
 typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
- * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
- * has ended or runs another program. Only the kernel writes *runs, so its value is right even if a
- * process is killed at any moment. CLONE_VFORK would wait for the same event, but without a time
- * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
- * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
- * would change the pid that libc caches in this process. */
+ * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
+ * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
+ * its value is right even if a process is killed at any moment. CLONE_VFORK would also wait until
+ * the new process has left the memory, but without a time limit. The new process has no exit
+ * signal, so wait() does not report it. The new process is untraced, so a tracer that follows
+ * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
+ * that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -171,8 +172,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once, so that
- * its child is an orphan, which the init process or a subreaper adopts. */
+/* Makes the process that becomes the program. The intermediate process then ends at once. Its child
+ * is then an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -196,7 +197,8 @@ static int is_reaped(struct monarch_launch *l) {
     return 1;
 }
 
-/* In a forked child, `l` is a copy of the parent's launch that no other process uses. */
+/* In a forked child, `l` is a copy of the parent's structure, and no other process uses the
+ * copy. */
 int monarch_launch_is_over(struct monarch_launch *l) {
     if (l->owner != (uint32_t)sys_getpid())
         return 1;
@@ -212,7 +214,7 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The intermediate process ends a moment after it has left this memory. */
+    /* The intermediate process ends a moment after the kernel has cleared `between_runs`. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

@@ -28,10 +28,10 @@ struct monarch_launch {
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns once the program runs, or after a time limit (launch.c): exec may
- * hang as long as a file system does. Makes only system calls, and leaves errno alone. Returns 0 if
- * the kernel creates no process. The caller must block all signals, because no signal handler may
- * run in a process that shares this memory. */
+/* Launches the program. Returns once the program runs, but at the latest after a time limit
+ * (launch.c), because exec may hang if a file system hangs. Makes only system calls, and leaves
+ * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
+ * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

@@ -14,8 +14,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The library's own open directories are in `pool`. So the address of a DIR * shows whether it is
- * the library's or libc's. */
+/* The directories that the library lists itself are in `pool`. So the address of a DIR * shows
+ * whether the DIR is the library's or libc's. */
 #define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
 
 struct directory {

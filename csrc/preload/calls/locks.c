@@ -72,8 +72,8 @@ static int call(int on, const struct lock_call *c) {
                        : REAL(fcntl)(on, c->command, c->arg);
 }
 
-/* Makes the call on the source's file. changes: whether the call may change the process's POSIX
- * locks. */
+/* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
+ * POSIX locks. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -18,9 +18,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* A copy is opened and closed by raw system calls. Libc's open is a cancellation point, and mmap
- * must not be one. Under ThreadSanitizer, libc's functions are used instead, because
- * ThreadSanitizer follows descriptors by the calls of these functions. */
+/* mmap opens and closes the copy by raw system calls, because libc's open is a cancellation point,
+ * and mmap must not be a cancellation point. Under ThreadSanitizer, libc's functions are used
+ * instead, because ThreadSanitizer follows descriptors by the calls of these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -29,7 +29,8 @@
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Waits for the complete copy, and writes its path to `path`. Returns 0 if no copy comes. */
+/* Waits for the complete copy, and writes its path to `path`. Returns 0 if there is no complete
+ * copy in time. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;

@@ -71,8 +71,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 
 /* --- from the copy ---------------------------------------------------------------------------- */
 
-/* Reads from a copy, and returns the number of bytes. Opens and closes the copy in the call, so
- * that no descriptor stays open across a wait or between calls. */
+/* Reads from a copy, and returns the number of bytes read. Each call opens and closes the copy, so
+ * that no descriptor stays open during a wait or between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -106,8 +106,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Another file may have taken the name meanwhile; a read must not mix bytes of both
-         * files. */
+        /* The name may lead to another file by now. A read must not mix bytes of both files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -191,9 +190,9 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * the file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
- * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case can
- * the result be OTHER_FILE. */
+/* Reads at the offset `at`. Reads from the copy as far as the copy has the bytes, and the following
+ * bytes from the source. joined = 1: the caller appends the bytes to earlier bytes of the same
+ * call. Only in this case can the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -216,8 +215,8 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes. If it may, *w then describes the
- * file. flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
+/* Returns whether the copy may serve a call that asks for n bytes. If so, fills in *w for the file.
+ * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -238,8 +237,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     return 1;
 }
 
-/* Counts a read that the kernel has done. A read through a descriptor with TRACK_DIRECT shows how
- * long the source takes. */
+/* Counts a read that the kernel has done, and returns n. If the descriptor has TRACK_DIRECT, the
+ * source has served the read, so the read's duration is noted too. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
@@ -342,8 +341,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
 }
 
 /* Fills the parts one after the other, with at most `most` bytes in all. Stops after the first part
- * that it cannot fill completely, because of the end of the file or an error. Returns OTHER_FILE if
- * the descriptor belongs to another file and nothing was read. */
+ * that is not filled completely, which happens at the end of the file or at an error. Returns
+ * OTHER_FILE if the descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;

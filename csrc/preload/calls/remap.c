@@ -74,7 +74,8 @@ PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     return REAL(posix_madvise)(at, n, advice);
 }
 
-/* The mapping stays on the source, because a mapping of the copy would not be locked in memory. */
+/* The mapping stays on the source: if it were replaced by a mapping of the copy, the new mapping
+ * would not be locked in memory. */
 PUBLIC int mlock(const void *at, size_t n) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mlock)(at, n);

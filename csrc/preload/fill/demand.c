@@ -6,7 +6,7 @@
 #include "shared/sys.h"
 
 /* Maximum number of units that one call demands at a time: the unit that it needs first, and the
- * units after that. */
+ * following units. */
 #define AHEAD 8
 /* Maximum number of slots that are tried for one demand. */
 #define TRIES 32
@@ -21,8 +21,8 @@
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow;
- * the reader would then not get the bytes sooner by reading the source itself. */
+/* Longest wait for a daemon that makes progress [ns]. The time is long because the source may be
+ * slow. If the reader then read the source itself, it would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
@@ -47,8 +47,8 @@
  * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* A caller that needs the whole file waits for at most this time, unless it sets its own limit
- * [ns]. */
+/* A caller that needs the whole file waits for at most this time, unless the caller sets another
+ * limit [ns]. */
 #define WHOLE_NS 1000000000ULL
 /* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
 #ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
@@ -111,9 +111,10 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait that has timed out. If the caller has set a limit, the wait was for a whole file.
- * Parts of the file may still come, so such a wait adds to waste_debt only. If the wait replaced an
- * open of the source (is_instead), await.c notes it, and this function does nothing. */
+/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait was for a
+ * whole file. Parts of the file may still come in time, so this wait adds to waste_debt only. If
+ * the wait replaced an open of the source (is_instead), this function does nothing, because await.c
+ * counts these waits itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -137,7 +138,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits belong to this copy only if the slot was not given to another copy meanwhile. */
+    /* The bits that were read belong to this copy only if the slot still does: another copy may
+     * have got the slot. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -169,8 +171,8 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the entry's state already decides how the reader continues, so that the reader need not
- * wait. */
+/* Whether the reader need not wait any more: bytes are ready, or the entry's state shows that none
+ * will come. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -179,8 +181,8 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand. The daemon does so by storing 0 in the slot `at` and
- * waking the reader. Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand: the daemon stores 0 in the slot `at`, and wakes the
+ * reader. Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
@@ -222,7 +224,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    /* If a copy has more units than a fill's bitmap has bits, it cannot be read before it is
+    /* If a copy has more units than a fill's bitmap has bits, the copy cannot be read before it is
      * complete. */
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
@@ -254,8 +256,8 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for the daemon to publish the copy: for what is left of w->limit_ns, but
- * for at most WORD_NS if w->limit_ns is WHOLE_NS or longer. */
+/* Returns how long to wait for the daemon to publish the copy: the part of w->limit_ns that has not
+ * passed yet. If w->limit_ns is at least WHOLE_NS, returns at most WORD_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
