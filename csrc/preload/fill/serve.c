@@ -52,7 +52,7 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
 }
 
 /* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
- * daemon is not woken. Until then, further opens of the file find the bits set, and change
+ * daemon is not woken. Until the daemon has looked at the bits, further opens of the file change
  * nothing. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||

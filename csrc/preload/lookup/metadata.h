@@ -15,9 +15,9 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Whether the catalog has an entry for the file to which `path` leads, and this process may get
- * answers about it. *k then refers to that entry. The functions below tell what the catalog can
- * answer for it. */
+/* Whether the catalog has an entry for the file to which `path` leads, and may answer this process.
+ * If so, *k refers to the entry. The functions below say which calls the catalog can answer for
+ * this entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
@@ -32,8 +32,8 @@ int monarch_can_tell(const struct monarch_known *k);
  * attributes meanwhile. Some of the attributes read may then be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the directories were compared with the source less than `revalidate_ns` (struct
- * monarch_control) ago. If they were not, asks the daemon for a comparison. */
+/* Whether the last comparison of the directories with the source is less than `revalidate_ns`
+ * (struct monarch_control) ago. If it is not, asks the daemon for another comparison. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,

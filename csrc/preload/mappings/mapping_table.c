@@ -88,8 +88,8 @@ void monarch_slot_free(struct slot *s) {
     monarch_slots_recount();
 }
 
-/* Adds a slot. Returns NULL if none is free. The caller holds the lock and has called
- * begin_edit. */
+/* Stores `what` in a free slot. Returns that slot, or NULL if no slot is free. The caller holds the
+ * lock and has called begin_edit. */
 static struct slot *put(const struct slot *what) {
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &monarch_slots[i];
@@ -112,9 +112,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to the part [begin, end) of the slot's range. The pieces before and after
- * that part go on waiting, in slots of their own. If no slot is free for a piece, that piece stays
- * on the source. */
+/* [say] Applies `what` to the part [begin, end) of the slot's range. Puts the pieces before and
+ * after that part into slots of their own, in which the pieces go on waiting. If no slot is free
+ * for a piece, that piece stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;

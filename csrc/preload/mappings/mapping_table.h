@@ -12,13 +12,14 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-#define SLOTS 128 /* ranges that can wait at a time; any further range stays on the source */
+/* maximum number of ranges that wait at a time; any further range stays on the source */
+#define SLOTS 128
 
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    /* Atomic. Only the thread of move.c ends the state REPLACING; it does not take the lock for
-     * that. */
+    /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
+     * lock. */
     uint32_t state;
     uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;

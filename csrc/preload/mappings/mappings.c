@@ -1,8 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
- * The state of this process alone (struct own: the table's lock, and the state of the thread of
- * move.c) is on a page of its own. The kernel clears this page in a forked child, whichever call
- * has forked it, and shares the page with a child of vfork. */
+ * struct own is the state that belongs to this process alone: the table's lock, and the state of
+ * the thread of move.c. It is on a page of its own. In a forked child, the kernel clears this page,
+ * whichever call has made the child. A child of vfork shares the page with its parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>

@@ -33,5 +33,5 @@ void monarch_mappings_refuse(int refuse);
  * for their copies. */
 void monarch_mappings_after_fork(void);
 /* Call this before a system call that the kernel refuses to a process with several threads. Forgets
- * all mappings, and waits up to 0.5 s until the thread has ended. */
+ * all mappings, so that the thread of move.c ends, and waits up to 0.5 s for its end. */
 void monarch_mappings_end(void);

@@ -1,7 +1,7 @@
-/* The thread that replaces live mappings by mappings of copies; it runs while a mapping waits.
+/* The thread that replaces live mappings by mappings of copies. It runs as long as a mapping waits.
  *
- * The thread makes only raw system calls, and leaves no descriptor open. It has all signals blocked
- * except the one with which libc's setuid interrupts every thread.
+ * The thread makes only raw system calls, and leaves no descriptor open. In the thread, all signals
+ * are blocked except one: the signal with which libc's setuid interrupts every thread.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/move.h"
@@ -20,9 +20,9 @@
  * being filled, otherwise LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. The thread's own frames take 6 KiB. glibc puts the static
- * thread-local variables on the stack too, and the handler of the one signal that is not blocked
- * needs a frame. */
+/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. The stack must also have
+ * room for the static thread-local variables, which glibc puts there, and for a frame of the
+ * handler of the one signal that is not blocked. */
 #define STACK 262144
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */
@@ -62,8 +62,9 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* The descriptor will be closed again, and closing any descriptor of a file drops the process's
-     * POSIX locks on that file. So a copy on which the program may have locks is not used. */
+    /* The caller closes the copy's descriptor again. Closing any descriptor of a file drops the
+     * process's POSIX locks on that file, so a copy on which the program may have locks is not
+     * used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
@@ -139,8 +140,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] The slot is released without the lock, which may have been given up while
-         * another thread waits for this slot. */
+        /* [release] This thread releases the slot without the lock: another thread may be waiting
+         * for this slot even if the lock has been given up. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();

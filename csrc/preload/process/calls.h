@@ -212,7 +212,7 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c. If the library linked to them, it would require a newer libc than it otherwise does.
+ * of move.c. The library does not link to them, because it would then require a newer libc.
  * __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
@@ -259,9 +259,10 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The function as a library after this one defines it; NULL if no such library defines it. It is
- * looked up at its first call. That call may come before this library's constructor, from the
- * constructor of another library. */
+/* The function `name` of a library that was loaded after this one, or NULL if no such library
+ * defines the function. The first use of this macro looks the function up. That may be before this
+ * library's constructor has run, because other libraries' constructors may call interposed
+ * functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
 /* The function if it was found before, otherwise NULL. This macro does not search for the function,
  * because its callers may not have enough stack for a search. */

@@ -84,8 +84,9 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* The texts that the thread's file `syscall` in /proc must contain: the call's number with the
-     * first argument, and the fourth argument, for example "8 0x5 " and "0x1234 ". */
+    /* Texts to be found in the thread's file `syscall` in /proc. `first` is the number of the call
+     * and its first argument, for example "8 0x5 ". `fourth` is the fourth argument, for example
+     * "0x1234 ". */
     char first[40], fourth[24];
     int found;
 };
@@ -122,8 +123,9 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* Only state D, from which no signal wakes a thread, proves that the thread sleeps inside the
-     * kernel. A thread that a tracer or a filter stops before the call is in another state. */
+    /* The thread sleeps inside the kernel only if its state is D, from which no signal wakes a
+     * thread. If a tracer or a filter has stopped the thread before the call, its state is another
+     * one. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

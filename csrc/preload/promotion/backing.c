@@ -18,12 +18,13 @@
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
  * is IS_BACKING | 1 + the number of the descriptor that it backs. Both directions are stored,
- * because a program may close backing descriptors, although it does not know their numbers. */
+ * because a program may also close a backing descriptor, for example by closing a range of
+ * numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. is_ours compares this
- * half: the program may have closed the backing descriptor by a direct system call, and opened
- * another file with the same descriptor number. */
+/* For each backing descriptor: the lower half of its file's inode number. By this half, is_ours
+ * notices if the program has closed the backing descriptor by a direct system call, and has then
+ * opened another file with the same descriptor number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -55,8 +56,8 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. Also
- * returns -1 if the number is too high for the table; the duplicate is then closed again. */
+/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. If the
+ * duplicate's number is too high for the table, closes the duplicate again and also returns -1. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
@@ -218,8 +219,9 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares the open file of `fd`. If the
- * kernel cannot compare descriptors (kcmp), does not call act at all. */
+/* Calls `act` for each duplicate of `fd` in this process: each other descriptor that shares the
+ * open file of `fd`. If the kernel cannot compare descriptors (kcmp), does not call `act` at
+ * all. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -291,7 +293,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* `known` backs an earlier descriptor, whose close the library did not see */
+    /* `known` belongs to an earlier descriptor `fd`, whose close the library did not see */
+    if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
@@ -324,8 +327,9 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, the duplicates stay descriptors of the copy: another
-     * thread may close a duplicate at any time, and its number may then belong to another file. */
+    /* In a process with several threads, the duplicates of `fd` stay descriptors of the copy:
+     * another thread may close a duplicate at any time, and the duplicate's number may then belong
+     * to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

@@ -17,13 +17,12 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Call this when locks or asynchronous signals are requested on the file of this descriptor.
  * Closing any descriptor of the file would drop these locks, so no descriptor of the file is
- * promoted from then on. If a promotion of the file has already begun, waits for its end. Returns 0
- * if it does not end within 5 s, because the source does not answer. */
+ * promoted from then on. If a promotion of such a descriptor has already begun, waits for its end.
+ * Returns 0 if the promotion does not end within 5 s, because the source does not answer. */
 int monarch_keep_locks(int fd);
 /* Call this after a lock was granted on a source's file. If the file differs from its entry in the
- * catalog, records it as changed, so that the source serves its reads. */
+ * catalog, records the file as changed, so that its reads go to the source. */
 void monarch_compare_source(int fd);
-/* Call this before checking whether a descriptor refers to a copy. From then on, the descriptor is
- * not promoted, so the result of the check stays the same. Returns 0 in the same case as
- * monarch_keep_locks. */
+/* Call this before a check whether `fd` is a descriptor of a copy. From then on, `fd` is not
+ * promoted, so the check's result stays right. Returns 0 if monarch_keep_locks does. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -1,4 +1,5 @@
-/* Checks whether this process sees the same directories under the same names as the daemon. */
+/* Checks whether the paths of sources and tiers lead this process to the same directories as the
+ * daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -11,8 +12,8 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Whether the source's path or its alias leads this process to the directory that was scanned. One
- * of them is enough, because a program may use only the alias. */
+/* Whether the source's path or the source's alias leads this process to the directory that was
+ * scanned. One of the two is enough, because a program may use only the alias. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)

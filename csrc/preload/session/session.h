@@ -1,6 +1,7 @@
-/* The process's connection to a daemon's session. The process looks for a session when the library
- * is loaded, and for a newer session after its daemon has ended. None of these functions waits for
- * a daemon, takes a lock, or leaves a descriptor open. */
+/* The process's connection to a daemon's session. The process searches for a session when the
+ * library is loaded. After the session's daemon has ended, the process searches for a newer
+ * session. None of these functions waits for a daemon, takes a lock, or leaves a descriptor
+ * open. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -10,9 +11,9 @@
  * it. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed. Threads that hang in a call, mappings that wait for their copies
- * (mapping_table.h) and the words of tracked descriptors (track.h) may still refer to it. Once its
- * segments are no longer needed, zeros are mapped over them. */
+/* A session is never freed. The following may still refer to a session: threads that hang in a
+ * call, mappings that wait for their copies (mapping_table.h), and the words of tracked descriptors
+ * (track.h). Once a session's segments are no longer needed, zeros are mapped over the segments. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
@@ -27,7 +28,7 @@ struct session {
     uint32_t mounts;
     /* atomic: the session of the previous daemon, whose copies may still be open */
     struct session *before;
-    /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped, because threads
+    /* Atomic. The last MONARCH_OLDER catalogs that were replaced. They stay mapped, because threads
      * may still read them. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
@@ -74,7 +75,8 @@ static inline struct session *session_for_reading(void) {
 }
 
 /* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
- * Monarch is switched off: a file that changes meanwhile must not be served from its copy later. */
+ * Monarch is switched off. Otherwise, a file that has changed meanwhile would later be served from
+ * its outdated copy. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -82,8 +84,8 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* Returns the newest session if it has this number (5 bits). Otherwise returns monarch_waiting,
- * which serves nothing. */
+/* Returns the newest session if the session's number (5 bits) is `number`. Otherwise returns
+ * monarch_waiting, which serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
 /* Maps the newest catalog and, if that succeeds, stores it in the session in place of `old`.
@@ -111,14 +113,16 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Whether the source returns the file sooner than a wait for the copy would end. */
+/* Whether the source is so fast that a read at the source ends sooner than a wait for the file's
+ * copy. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
 /* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
- * copies are not read. The first call maps it, because most processes never need it. */
+ * copies are not read. The first call of this function maps the segment, because most processes
+ * never need the segment. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* At most once a second, checks the switch files, the process's rights, and whether the session's
@@ -138,8 +142,8 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* These functions search the sources or the tiers, from number `from` on, for the first that lies
- * on the device `dev`. They return its number, or -1 if there is none. */
+/* These functions return the number of the first source, or of the first tier, that is on the
+ * device `dev`. The search begins at number `from`. They return -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
@@ -158,6 +162,6 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
  * the file that it was when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* Tells child processes that the warning was given. Call this only in a constructor, while there is
- * only one thread. */
+/* If this process has written the warning, makes its child processes omit it. Call this only in a
+ * constructor, while there is only one thread. */
 void monarch_pass_warning_on(void);
