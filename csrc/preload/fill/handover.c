@@ -394,8 +394,9 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* libc may have read through a duplicate of the descriptor, unseen by the library, as the
-     * stream that np.load makes does. The offset then shows how much was read. */
+    /* libc may have read through a duplicate of the descriptor, and the library has not seen these
+     * reads. np.load, for example, makes a stream that reads in this way. The offset then shows how
+     * much was read. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }

@@ -134,8 +134,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * OPEN_NEAR_NS for an open. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most of the recent opens and reads took less than these limits, the library treats only one
- * file in FOLLOWED as if it were slow. */
+/* Even if most of the recent opens and reads took less than these limits, one in FOLLOWED checks
+ * returns 0, so that some reads are still timed. */
 #define FOLLOWED 256
 /* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
  * all of them did. */

@@ -2,7 +2,7 @@
  * long opens and reads at the sources take.
  *
  * The daemon learns which files were read to their end, and then fills other files of the same
- * directories. The progress is a hint: if it is lost, these other files are filled later. */
+ * directories. The counts are hints: if a count is lost, these other files are filled later. */
 #pragma once
 
 #include <stdio.h>
