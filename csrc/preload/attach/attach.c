@@ -1,5 +1,5 @@
-/* Attaches the process to a daemon's session when the library is loaded, and to a newer session
- * once another daemon has started. */
+/* Attaches the process to a daemon's session when the library is loaded. If another daemon starts
+ * later, attaches the process to that daemon's session. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. Returns `old` if that is still the current one. Otherwise
- * returns a new session, which no other thread has seen yet, or NULL if there is no session that
- * this process can use. */
+/* Attaches to the current session. If the process is still attached to it, returns `old`. If there
+ * is no session that this process can use, returns NULL. Otherwise returns a new session, which no
+ * other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -125,7 +125,7 @@ static void note_need(int fd, void *data) {
 /* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
  * the replaced one, except sessions of which the process still has copies or listings open. If two
  * threads call this function at once, one of them may visit a session that the other has already
- * removed from the list. That does no harm. */
+ * removed from the list. That does no harm, because a session is never freed. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -150,7 +150,8 @@ static uint32_t looks; /* atomic: number of checks of switches and rights so far
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* Stores the result of check `look`, unless a later check has already stored its own. */
+/* Stores `off`, the result of the check with the number `look`. If a later check has already stored
+ * its result, changes nothing. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -170,10 +171,10 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Attaches to a new daemon's session. Several threads may do so at the same time: each maps the
- * session for itself, and the whole process then uses one of these mappings. No lock is taken: the
- * lock's holder could be a thread that a signal handler has interrupted, or a child of vfork that
- * was killed. */
+/* Attaches to a new daemon's session. Several threads may call this function at the same time. Each
+ * of them maps the session, and the whole process then uses one of these mappings. No lock is
+ * taken: the lock's holder could be a thread that a signal handler has interrupted, or a child of
+ * vfork that was killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -245,10 +246,10 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of a change that this process makes. Usually that is
- * the current session. If a new daemon has started, it is the new daemon's session. If the
- * session's directory was removed and no new daemon has started, it is the old session: the old
- * daemon may still serve other processes. */
+/* Finds the session whose daemon must learn of a change that this process makes. Usually this is
+ * the session to which the process is attached. If a new daemon has started, returns the new
+ * daemon's session. If the session's directory was removed but no new daemon has started, returns
+ * the old session, because the old daemon may still serve other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -279,7 +280,7 @@ __attribute__((constructor)) static void load(void) {
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
     const char *sources = secure_getenv("MONARCH_SOURCE");
     /* If only the site's environment module has set up Monarch (MONARCH_SITE_CONFIG), the user has
-     * not asked for a daemon, so its absence needs no warning. */
+     * not requested a daemon. A missing daemon then needs no warning. */
     int is_meant = (config && *config) || (sources && *sources);
     int is_site = !config || !*config;
     if (is_site)
@@ -290,7 +291,7 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        if (!is_our_command()) /* the command says so itself */
+        if (!is_our_command()) /* the command `monarch` reports this itself */
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",
                          config, "Set it to the absolute path of a configuration file.");
@@ -304,7 +305,8 @@ __attribute__((constructor)) static void load(void) {
                          "Raise the limits on its address space (ulimit -v) and on mappings "
                          "(vm.max_map_count).");
         else if (!starts && is_meant && !is_our_command() &&
-                 !monarch_was_stopped()) /* a user who has stopped the daemon needs no warning */
+                 /* if the user has stopped the daemon, no warning is needed */
+                 !monarch_was_stopped())
             monarch_warn("no daemon serves", config,
                          "Start one with `monarch start`, or unload the library with "
                          "eval \"$(monarch env --unset)\".");

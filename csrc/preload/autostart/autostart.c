@@ -22,12 +22,12 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* After an attempt that has found no interpreter, the pause is this long instead [ns]. If an
- * attempt has found that no start is allowed yet, the pause lasts until a start is allowed, but at
+/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. After
+ * an attempt at a time when no start is allowed, the pause lasts until a start is allowed, but at
  * most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
- * another pid namespace, there is no other sign. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. This is the only
+ * sign if the daemon runs in another pid namespace. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -43,8 +43,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic: pid of the process in which a thread makes an attempt; 0: there is no attempt. Only
-     * that thread uses the fields below. */
+    /* Atomic. While a thread makes an attempt, the pid of its process; otherwise 0. Only that
+     * thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -60,8 +60,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Whether a job sets the variable for its own programs. The daemon's Python must not get such a
- * variable. */
+/* Whether the variable is one that jobs set for their own programs, for example LD_PRELOAD. The
+ * daemon's Python must not get such variables. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -78,9 +78,10 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment, because other threads may change it later. Leaves out the job's
- * variables, and adds MONARCH_DISABLE=1: with it, the library does nothing in the starter, even if
- * /etc/ld.so.preload loads the library there. */
+/* Copies the environment, because other threads may change it later. The copy is the environment of
+ * the starter, the program that starts the daemon. The copy lacks the job's variables. It has
+ * MONARCH_DISABLE=1, so that the library does nothing in the starter, even if /etc/ld.so.preload
+ * loads it there. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -102,8 +103,8 @@ static const char *value_of(const char *name) {
 
 /* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Whether the file contains the word `autostart`. Only the starter, which can read YAML, can tell
- * what the word means there. */
+/* Whether the file contains the word `autostart`. The library cannot read YAML, so it only searches
+ * for the word. The starter reads the file and decides. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -131,7 +132,8 @@ static int has_record(void) {
     return fd >= 0;
 }
 
-/* Reads the wish from the record. If the record says no, MONARCH_AUTOSTART=1 overrides it. */
+/* Reads from the session's record whether a daemon is to be started. If the record says no,
+ * MONARCH_AUTOSTART=1 overrides it. */
 static void read_wish(struct plan *p) {
     const char *asked = value_of("MONARCH_AUTOSTART");
     const struct monarch_setting now = {p->config, p->mounts, value_of};
@@ -172,13 +174,13 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Whether this process may start another process: whether its user, group, root directory and
- * namespaces are still those at load. If they have changed, a daemon started now would be as
- * confined as this process, and so of little use to other processes. Two more cases are excluded. A
- * process that adopts orphans (pid 1 or a subreaper) would get the daemon as its child, and its own
- * wait would report the daemon. And after unshare(CLONE_NEWPID), the intermediate process
- * (launch.c) would be the first process of the new namespace, and its end would kill all other
- * processes there. */
+/* Whether this process still has the user, group, root directory and namespaces that it had when
+ * the library was loaded. If they have changed, a daemon started now would be as confined as this
+ * process, and so of little use to other processes. Also returns 0 in two cases in which a start
+ * would do harm. First, a process that adopts orphans (pid 1 or a subreaper) would get the daemon
+ * as its child, and its own wait() would report the daemon. Second, after unshare(CLONE_NEWPID),
+ * the intermediate process (launch.c) would be the first process of the new namespace, and its end
+ * would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -192,10 +194,10 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Whether a start is possible now. A signal may be blocked that was not blocked at load. The thread
- * may then be in a handler of that signal, so the start is only postponed. It is also postponed
- * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
- * process. */
+/* Whether a start is possible now. The start is postponed if a signal is blocked that was not
+ * blocked at load, because the thread may then be in a handler of that signal. The start is also
+ * postponed while no descriptor is free. Any other obstacle counts as permanent, and ends autostart
+ * in this process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -223,7 +225,7 @@ static int another_serves(const struct session *s) {
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
 /* Runs in the process that then becomes the starter. If the interpreter is not found, a later
- * attempt looks again, because the file system may have failed only for a moment. */
+ * attempt searches for it again, because the file system may have failed only for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -246,7 +248,7 @@ static void launch(struct plan *p) {
                 done ? "requested a start" : "could not request a start");
 }
 
-/* Whether no start is allowed now. If none is allowed, postpones the next attempt. */
+/* Returns 1 if the claim (claim.h) allows no start now, and then postpones the next attempt. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -266,10 +268,11 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Lets the calling thread attempt a start. Returns 0 if it must not attempt one now, for example
- * because another thread of this process does. In a forked child, the plan is free, even if a
- * thread of the parent used it at the fork. All signals are blocked until the attempt has ended,
- * because a signal handler could jump out of the open (siglongjmp) and leave the plan in use. */
+/* Reserves the plan for the calling thread, which then attempts a start. Returns 0 if the thread
+ * must not attempt a start now, for example because another thread of this process attempts one. In
+ * a forked child, the plan counts as free, even if a thread of the parent used it at the fork. All
+ * signals are blocked until the attempt has ended. Otherwise a signal handler could jump out of the
+ * open (siglongjmp), and the plan would stay reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -315,7 +318,7 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether this process was attached to a daemon that the user has ended with `monarch stop`. The
+/* Whether the user has stopped the daemon to which this process was attached (`monarch stop`). The
  * library does not start that daemon again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
@@ -325,8 +328,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Checks at intervals whether the allowed starts are used up. While they are, the caller need not
- * examine opened files. */
+/* Whether the claim allows no start now, so that the caller need not examine the opened file.
+ * Checks at most once per LONG_PAUSE_NS, and returns 0 in between. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -353,12 +356,12 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-/* Atomic. seen_beat: the heartbeat last seen, plus the inode number of its session. seen_ns: time
- * of the last change of seen_beat. */
+/* Atomic. seen_beat: the last heartbeat that was seen, plus the session's inode number, so that a
+ * new session counts as a change. seen_ns: time of the last change of seen_beat. */
 static uint64_t seen_beat, seen_ns;
 
-/* Whether the daemon's process has certainly ended. Returns 0 for a daemon in another pid
- * namespace, where this process cannot find out. */
+/* Whether the daemon's process has certainly ended. Returns 0 if the daemon is in another pid
+ * namespace, because this process cannot see it there. */
 static int is_gone(const struct session *s) {
     return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
@@ -410,8 +413,8 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-/* Whether one of the directories in MONARCH_SOURCE, which are separated by ':', is no source of the
- * session. */
+/* Whether `named`, the value of MONARCH_SOURCE, names a directory that is no source of the session.
+ * The value is a list of directories with ':' between them. */
 static int lacks_source(const struct session *s, const char *named) {
     for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
         int has = 0;
@@ -427,10 +430,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Whether the starter is needed although there is a session, because the session's daemon was
- * killed or must learn of a new source. When a daemon starts, it removes the records of all
- * settings except its own setting. So if there is a record for this process's setting, the daemon
- * knows the sources of this setting. */
+/* Whether the starter is needed although there is a session. It is needed if the session's daemon
+ * was killed, or if the daemon must learn of a new source. If there is a record for this process's
+ * setting, the daemon knows the setting's sources: when a daemon starts, it removes the records of
+ * all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -448,8 +451,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. A record of that kind does not show that autostart is requested. */
+    /* has_record may have found a record for another setting, or for an earlier version of the
+     * configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

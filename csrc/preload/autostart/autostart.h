@@ -11,9 +11,9 @@
 /* Atomic; 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Call this in the constructor. `s` is the session of the daemon that serves, or NULL. Returns
- * whether a daemon will be started when it is needed, so that the user need not be asked to start
- * one. */
+/* Call this in the constructor. `s` is the session of the daemon that serves, or NULL. Returns 1 if
+ * the library will start a daemon when one is needed. The caller then need not advise the user to
+ * start one. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
@@ -24,8 +24,8 @@ static inline void monarch_autostart_opened(int fd) {
 }
 
 void monarch_autostart_watch_slow(const struct session *s);
-/* Called about once a second while the process uses the session. If the daemon was killed, starts a
- * daemon again. */
+/* Called about once a second while the process uses the session. If the session's daemon was
+ * killed, starts another daemon. */
 static inline void monarch_autostart_watch(const struct session *s) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0))
         monarch_autostart_watch_slow(s);

@@ -15,8 +15,8 @@
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
 #define APART_NS 5000000000ULL
-/* A starter that finds that no daemon should be started makes the stored time of its start odd.
- * That start counts only for this long [ns]. */
+/* If a starter finds that no daemon should be started, it makes the stored time of its own start
+ * odd. A start with an odd time counts against the limit only for this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -25,9 +25,9 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that only this user can access, and creates it if there is none. With dir =
- * AT_FDCWD, the path must not lead to a link. Any other `dir` is already known to be the user's own
- * directory, in which nobody else can create links. */
+/* Opens a directory that only this user can access, and creates it if there is none. If `dir` is
+ * AT_FDCWD, the path must not lead to a link. If `dir` is a descriptor, it is of a directory that
+ * only this user can access, so nobody else can create links in it. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
@@ -53,8 +53,9 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts, or 0 if it does not count. A start whose time is in
- * the future was before the last boot, and does not count. */
+/* Returns the time until which a start counts against the limit, or 0 if the start does not count.
+ * If a start's time is in the future, the start was made before the last boot, and does not
+ * count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
@@ -96,8 +97,8 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* On failure, leaves its descriptors open: the process ends soon, and the kernel then closes
- * them. */
+/* On failure, this function does not close its descriptors: the process ends soon, and the kernel
+ * then closes them. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

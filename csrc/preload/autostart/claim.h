@@ -1,17 +1,18 @@
-/* The claim that a starter must have. The claim ensures that only one starter runs at a time, and
- * limits the number of starts. */
+/* The claim is a lock on the session's file `starts`. A starter must have it, so only one starter
+ * runs at a time. The file also stores the times of the last starts. If there were too many of
+ * late, no further start is allowed. */
 #pragma once
 
 #include <stdint.h>
 
 /* Returns the time until which no starter may be started [ns of CLOCK_MONOTONIC], or 0 if one may
- * be started now. No starter may be started right after another one, or if the starts that are
- * allowed in ten minutes are used up. */
+ * be started now. A starter must wait some seconds after the previous starter. In ten minutes, only
+ * a few starters are allowed. */
 uint64_t monarch_claim_taken_until(void);
 
 /* Takes the session's claim. Call this in the process that becomes the starter. Do not call it in
  * the program itself, because the program's children would inherit the claim. Returns the claim's
- * descriptor, or -1 if another starter is at work or if none may be started now. However the
- * starter ends, the kernel then ends the claim. *errors gets a descriptor of the session's log, or
- * -1 if the log cannot be opened. */
+ * descriptor, or -1 if another starter is at work or if none may be started now. The kernel
+ * releases the claim when the starter ends, however it ends. *errors gets a descriptor of the
+ * session's log, or -1 if the log cannot be opened. */
 int monarch_claim_start(int *errors);

@@ -39,9 +39,10 @@ static int read_path(const char *file, const char *prefix, char *out) {
     return is_interpreter(out);
 }
 
-/* Finds the interpreter from `packages`, which is PREFIX/lib/pythonX.Y/site-packages. The first
- * line of PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
- * environment was moved, that path no longer exists, and PREFIX/bin/pythonX.Y is used. */
+/* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of
+ * PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
+ * environment was moved, no interpreter has that name any more, and PREFIX/bin/pythonX.Y is
+ * used. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];
     const char *version;

@@ -8,11 +8,12 @@
 
 #include "shared/sys.h"
 
-/* Two processes are made: an intermediate process, which ends at once, and its child, which becomes
- * the launched program. Both share the memory of this process, like a child of vfork, because
- * copying the page tables of a large process takes long. Each has a stack of its own. They must not
- * touch errno or any other thread-local variable, because these belong to this process. Code that a
- * sanitizer adds would touch them, so BESIDE keeps it out. */
+/* monarch_launch makes an intermediate process, which ends at once. The intermediate process makes
+ * the process that becomes the launched program. Both share the memory of this process, like a
+ * child of vfork, because copying the page tables of a large process takes long. Each has a stack
+ * of its own. Functions that run in the new processes must not touch errno or any other
+ * thread-local variable, because these variables belong to this process. A sanitizer would add code
+ * that touches such variables. The attribute BESIDE turns the sanitizer off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -21,9 +22,9 @@
 
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
-/* How long monarch_launch then waits for the start of the program [ns]. If this process ends while
- * one of the two new processes still uses its memory, the memory stays allocated until the new
- * process has left it. */
+/* How long monarch_launch then waits for the start of the program [ns]. After this time, the new
+ * process may still use this process's memory. Even if this process ends, the memory stays
+ * allocated until the new process no longer uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -31,12 +32,13 @@
 typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
- * kernel stores the new process's pid in *runs before that process begins, and clears *runs when it
- * has ended or runs another program. Only the kernel writes *runs, so its value is right even if a
- * process is killed at any moment. CLONE_VFORK would wait for the same event, but without a time
- * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
- * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
- * would change the pid that libc caches in this process. */
+ * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
+ * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
+ * its value is right even if a process is killed at any moment. CLONE_VFORK would also wait until
+ * the new process has left the memory, but without a time limit. The new process has no exit
+ * signal, so wait() does not report it. The new process is untraced, so a tracer that follows
+ * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
+ * that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -114,11 +116,11 @@ BESIDE static void unbind(void) {
 }
 
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
- * program's table, which must not change. Since Linux 5.9, close_range makes an empty table (before
- * 6.13, it copies at most the lowest 64 descriptors and closes the copies). It is tried first,
- * because it makes few copies: closing a copy flushes a file that the program is writing. Older
- * kernels have only unshare, which copies all descriptors. The copies without FD_CLOEXEC then stay
- * open until the launched program closes them. */
+ * program's table, which must not change. close_range (since Linux 5.9) is tried first. It makes an
+ * empty table. Before Linux 6.13, it copies at most the lowest 64 descriptors and closes the
+ * copies. Few copies are better, because closing a copy flushes a file that the program is writing.
+ * Older kernels have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then
+ * stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -170,8 +172,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once, so that
- * its child is an orphan, which the init process or a subreaper adopts. */
+/* Makes the process that becomes the program. The intermediate process then ends at once. Its child
+ * is then an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -187,7 +189,7 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Whether the intermediate process is gone, and not a zombie. */
+/* Whether the intermediate process has ended and was reaped, so that it is no zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;
@@ -195,7 +197,8 @@ static int is_reaped(struct monarch_launch *l) {
     return 1;
 }
 
-/* In a forked child, `l` is a copy of the parent's launch that no other process uses. */
+/* In a forked child, `l` is a copy of the parent's structure, and no other process uses the
+ * copy. */
 int monarch_launch_is_over(struct monarch_launch *l) {
     if (l->owner != (uint32_t)sys_getpid())
         return 1;
@@ -211,7 +214,7 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The intermediate process ends a moment after it has left this memory. */
+    /* The intermediate process ends a moment after the kernel has cleared `between_runs`. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

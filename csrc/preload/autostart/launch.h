@@ -19,19 +19,19 @@ struct monarch_launch {
      * the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
-    /* Atomic futexes: `between_runs` for the intermediate process, and `runs` for the process that
-     * becomes the program. Each is the pid of its process. The kernel clears it when that process
-     * has left this memory. While `between_runs` is not 0, `runs` may be 0 because the intermediate
-     * process has yet to make the other process. */
+    /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
+     * of the process that becomes the program. The kernel clears each of them when its process no
+     * longer uses this memory. `runs` is also 0 until the intermediate process has made the second
+     * process; meanwhile `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns once the program runs, or after a time limit (launch.c): exec may
- * hang as long as a file system does. Makes only system calls, and leaves errno alone. Returns 0 if
- * the kernel creates no process. The caller must block all signals, because no signal handler may
- * run in a process that shares this memory. */
+/* Launches the program. Returns once the program runs, but at the latest after a time limit
+ * (launch.c), because exec may hang if a file system hangs. Makes only system calls, and leaves
+ * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
+ * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

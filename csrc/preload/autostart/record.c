@@ -43,8 +43,8 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Compares a fact NAME=VALUE with the variable's present value. Cuts the line at '=' for the call
- * of value_of, and restores it. */
+/* Compares a fact NAME=VALUE with the variable's present value. value_of needs the name alone, so
+ * the '=' is replaced by a NUL during its call. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)
@@ -70,7 +70,8 @@ static int still_holds(char *line, const struct monarch_setting *now) {
 
 static char *next(char *line) { return line + strlen(line) + 1; }
 
-/* Reads the file, and ends its lines with NULs. Returns its size, or 0 if it is not complete. */
+/* Reads the file of the session's records, and ends its lines with NULs. Returns the file's size,
+ * or 0 if the file is not complete. */
 static size_t read_lines(char *text) {
     uint64_t size;
     int fd = monarch_open_segment("autostart", O_RDONLY, &size);
@@ -89,8 +90,8 @@ static size_t read_lines(char *text) {
     return is_whole ? (size_t)n : 0;
 }
 
-/* Reads the record that begins with this line. *wish gets its wish, or MONARCH_WISH_UNKNOWN if the
- * record is for another setting. Returns the line after the record. */
+/* Reads the record that begins with this line. *wish gets the record's wish, or
+ * MONARCH_WISH_UNKNOWN if the record is for another setting. Returns the line after the record. */
 static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
     *wish = MONARCH_WISH_NO;
     for (; strcmp(line, "end") != 0; line = next(line)) {

@@ -1,5 +1,5 @@
-/* Reads the session's records. In a record, a starter has stored what it found out about a
- * configuration. The library needs the records because it cannot read YAML itself. */
+/* Reads the session's records. A starter reads the configuration, and stores in a record what the
+ * library needs of it. The library cannot read YAML itself. */
 #pragma once
 
 #include <stdint.h>

@@ -2,8 +2,8 @@
  *
  * Each call makes exactly the requested change, at the source. The file is recorded as changed
  * before the call. So no process gets the old copy once the call has returned, even if the caller
- * is killed right after it. If the call fails, the file has lost its copy for this session, but
- * nothing else has changed. */
+ * is killed right after the call. If the call fails, nothing has changed, but the file's copy is
+ * lost for this session. */
 #include <string.h>
 
 #include "preload/changes/record.h"

@@ -21,7 +21,8 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* This is a separate function, so that closing any other descriptor costs only two checks. */
+/* Closes a descriptor that is tracked or may be a backing descriptor. This is a separate function,
+ * so that closing any other descriptor costs only two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -63,8 +64,8 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
     return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
-/* Returns whether the kernel supports close_range (Linux 5.9) with these flags. The test call is
- * harmless: no descriptor can have the only number in its range. */
+/* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. The test call
+ * closes nothing: no descriptor can have the number UINT_MAX. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -162,9 +163,8 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags as the program set them, without the O_NOFOLLOW that the library adds. With
- * O_NOFOLLOW among them, a program that reuses the flags could not open the file again through its
- * link in /proc. */
+/* Returns the flags without the O_NOFOLLOW that the library adds when it opens a copy. If a program
+ * reused that flag, it could not open the file again through the descriptor's link in /proc. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -188,7 +188,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned, because a promotion during the call would restore the old flag. */
+    /* The descriptor is pinned: if another thread promoted it during the call, the promotion would
+     * restore the old flag. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -239,8 +240,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Counts a call that has moved n bytes. `at`: the offset where the call ended; NULL if the call
- * used the descriptor's own offset. */
+/* Records that sendfile, splice or copy_file_range has read n bytes of `from`. `at`: the offset
+ * where the call ended; NULL if the call used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -276,11 +277,10 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. The
- * first case is that `to` is a descriptor of the same file: the kernel refuses overlapping ranges
- * of one file, but does not know that the copy and its source file are one. The second case is that
- * the kernel refuses to copy between file systems: the copy is on another file system than its
- * source file. */
+/* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. In
+ * the first case, `to` is a descriptor of the copy's source file: the kernel refuses overlapping
+ * ranges of one file, but does not know that the copy stands for that file. In the second case, the
+ * kernel refuses the call because the copy and `to` are on different file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -1,5 +1,5 @@
-/* Hooks for calls that close descriptors: the library forgets what it knows of a descriptor before
- * it is closed. */
+/* Hooks for calls that close descriptors: before a descriptor is closed, the library forgets what
+ * it knows of the descriptor. */
 #pragma once
 
 #include <stdio.h>
@@ -13,11 +13,10 @@ static inline void monarch_will_close(int fd) {
 }
 void monarch_will_close_stream(FILE *stream);
 
-/* Call this when a stream takes over a tracked descriptor. The stream reads inside libc, unseen by
- * the library, so it counts as one read of the whole file. */
+/* Call this when a stream takes over a tracked descriptor. The library does not see the stream's
+ * reads, so it counts the whole file as read at the source. */
 void monarch_count_stream(int fd);
 
-/* Returns whether `command` is a lock command of fcntl, or F_GETLEASE. monarch_lock handles such a
- * call. */
+/* Returns whether monarch_lock handles this command of fcntl: a lock command, or F_GETLEASE. */
 int monarch_is_lock(int command);
 int monarch_lock(int fd, int command, void *arg);

@@ -14,8 +14,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The library's own open directories are in `pool`. So the address of a DIR * shows whether it is
- * the library's or libc's. */
+/* The directories that the library lists itself are in `pool`. So the address of a DIR * shows
+ * whether the DIR is the library's or libc's. */
 #define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
 
 struct directory {
@@ -60,7 +60,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* The session's count of open listings keeps its catalog mapped. */
+    /* The session's catalog stays mapped while the session has open listings. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;

@@ -1,6 +1,6 @@
 /* Makes statfs, statvfs and name_to_handle_at answer for a copy as if it were on the source's file
- * system. For a path in a source, the catalog answers statfs and statvfs in place of the source
- * while its figures are fresh. */
+ * system. For a path in a source, the catalog answers statfs and statvfs in place of the source, as
+ * long as the catalog's figures are fresh. */
 #include <errno.h>
 #include <string.h>
 
@@ -27,8 +27,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The catalog's figures
- * were read at the last comparison with the source. */
+/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The daemon read the
+ * catalog's figures when it last compared the catalog with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -47,8 +47,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* If `fd` is a descriptor of a copy, returns the path of the source to which the copy's file
- * belongs. Otherwise returns NULL. Callers ask about the source's own path, because the file may
- * have been removed. */
+ * belongs. Otherwise returns NULL. Callers pass this path to statfs or statvfs. They do not pass
+ * the file's path, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;

@@ -21,10 +21,10 @@ static int source_of(int fd) {
     return backing >= 0 ? backing : fd;
 }
 
-/* Returns the descriptor for a request that shares the blocks of `from`, which may be open on a
- * copy, with `to`. Blocks can be shared only within one file system. So if `to` is on a source's
- * device, this function returns a descriptor of the source's file behind `from`. Otherwise it
- * returns `from` itself, and does not open the source. */
+/* Returns the descriptor for a request that lets `to` share the blocks of `from`. `from` may be a
+ * descriptor of a copy. Blocks can be shared only within one file system. So if `to` is on a
+ * source's device, returns a descriptor of the file at the source to which `from` belongs.
+ * Otherwise returns `from` itself, and does not open the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -72,7 +72,8 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        if (backing == -2) { /* the request would have changed the copy */
+        /* no backing descriptor can be opened, and the request must not change the copy */
+        if (backing == -2) {
             errno = EMFILE;
             return -1;
         }

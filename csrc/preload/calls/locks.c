@@ -1,5 +1,5 @@
-/* Takes locks on the source's file, never on a copy, so that they exclude every other user of the
- * file.
+/* Takes locks on the source's file, never on a copy, so that the locks work against all other
+ * programs that use the file.
  *
  * Programs without the library use the source's file, and would not notice a lock on a copy. For a
  * copy's descriptor, the lock is taken on its backing descriptor. */
@@ -51,10 +51,11 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a closing (locked_files.h) may have falsified the result. A granted lock may have
- * been lost since, and a refusal may be due to a lock that the closing itself has taken. Any other
- * error concerns the file itself. After the last attempt, a refusal is reported as it is, and a
- * granted lock that is still doubtful is reported as refused. */
+/* Returns whether the result may be wrong because a closing (locked_files.h) has begun since
+ * `closings` was read. If the lock was granted, the closing may have dropped it again. If the lock
+ * was refused, the closing itself may have been holding it. Any other error concerns the file
+ * itself. After its last attempt, the function `lock` reports a refusal as it is, and reports a
+ * lock that is still doubtful as refused. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -71,8 +72,8 @@ static int call(int on, const struct lock_call *c) {
                        : REAL(fcntl)(on, c->command, c->arg);
 }
 
-/* Makes the call on the source's file. changes: whether the call may change the process's POSIX
- * locks. */
+/* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
+ * POSIX locks. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

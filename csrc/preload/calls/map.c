@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * The call waits for the complete copy, for a limited time, unless the program's own reads are to
- * serve as the fill. Without a copy, it maps the source's file, and the mapping may move to the
- * copy later (mappings.h). */
+ * mmap waits for the complete copy, for a limited time. It does not wait if the program's own reads
+ * are to serve as the fill. If no copy is complete in time, mmap maps the source's file, and the
+ * mapping may move to the copy later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -18,9 +18,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* A copy is opened and closed by raw system calls. Libc's open is a cancellation point, and mmap
- * must not be one. Under ThreadSanitizer, libc's functions are used instead, because
- * ThreadSanitizer follows descriptors by the calls of these functions. */
+/* mmap opens and closes the copy by raw system calls, because libc's open is a cancellation point,
+ * and mmap must not be a cancellation point. Under ThreadSanitizer, libc's functions are used
+ * instead, because ThreadSanitizer follows descriptors by the calls of these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -29,7 +29,8 @@
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Waits for the complete copy, and writes its path to `path`. Returns 0 if no copy comes. */
+/* Waits for the complete copy, and writes its path to `path`. Returns 0 if there is no complete
+ * copy in time. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;
@@ -109,8 +110,9 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* An older mapping may still be registered at these addresses, if a system call that the
-     * library did not see has removed it. It is forgotten now. */
+    /* An older mapping may still be registered at these addresses although it no longer exists: a
+     * system call that the library did not see may have removed it. The library forgets the older
+     * mapping now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

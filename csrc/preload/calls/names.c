@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
- * Each call makes exactly the requested change, at the source. The file to which the name leads,
- * and the directories of the names, are recorded as changed before the call. So no process gets the
- * old copy once the call has returned. */
+ * Each call makes exactly the requested change, at the source. Before the call, the library records
+ * two changes: of the file to which a name leads, and of the directory in which a name is made or
+ * removed. So no process gets the old copy once the call has returned. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
 }
 
 /* Records a second time that the renamed trees have changed. Between before_rename and the rename
- * itself, files below them may have been added to the catalog. */
+ * itself, the daemon may have added files below these trees to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

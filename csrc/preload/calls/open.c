@@ -18,8 +18,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* The call itself truncates the file, so the change is recorded before the call: the caller may
-     * be killed right after it. */
+    /* The open truncates the file. The change is recorded before the open, because the caller may
+     * be killed right after the open. */
     if (flags & O_TRUNC)
         path = monarch_path_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -52,9 +52,9 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* The file had no copy when its open began, so the bytes that are read from it are counted
-         * (progress.h). The library does not see reads of a copy. So it counts the whole file
-         * now. */
+        /* The bytes that are read of this file are counted (progress.h), because the file had no
+         * copy when this open began. But the library does not see reads of a copy, so it counts the
+         * whole file now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -73,7 +73,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
 }
 
 /* Handles the open by which the library has learned that a directory outside all sources leads into
- * a source. Even this open gets the copy, because the program may open no other file there. */
+ * a source. Even this open gets the copy, because it may be the program's only open in that
+ * directory. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, int fd) {
     struct monarch_opening o;
@@ -129,8 +130,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* Opens a path that may be the name of a copy's descriptor in /proc. For such a name, opens the
- * source's file in its current state. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. If it is one, opens the path
+ * of the source's file instead. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -170,7 +171,8 @@ PUBLIC int openat(int dir, const char *path, int flags, ...) {
     return open_any(dir, path, flags, mode, 0);
 }
 
-/* The fortified functions have no mode; libc itself handles callers that should have passed one. */
+/* The fortified functions have no argument `mode`. If the flags require a mode, libc's own function
+ * is called, which reports the error. */
 int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
@@ -204,8 +206,8 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* Only the kernel can check the restrictions of RESOLVE_..., so an openat2 for reading gets the
- * source's file. glibc has openat2 since 2.43. */
+/* An openat2 for reading gets the source's file, because only the kernel can check the restrictions
+ * of the flags RESOLVE_.... glibc has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];

@@ -50,8 +50,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The whole file is counted now, because the library does not see reads of the descriptor
-         * after it is untracked. */
+        /* The whole file is counted now: once the descriptor is no longer tracked, the library does
+         * not see its reads. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -71,8 +71,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 
 /* --- from the copy ---------------------------------------------------------------------------- */
 
-/* Reads from a copy, and returns the number of bytes. Opens and closes the copy in the call, so
- * that no descriptor stays open across a wait or between calls. */
+/* Reads from a copy, and returns the number of bytes read. Each call opens and closes the copy, so
+ * that no descriptor stays open during a wait or between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -94,9 +94,9 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the beginning of the range [w->at, w->at + w->n), which lies within the file, from the
- * copy. Returns the number of bytes read; the caller reads the following bytes of the range from
- * the source. */
+/* Reads the range [w->at, w->at + w->n) from the copy, from the range's beginning on, as far as the
+ * copy can serve it. The range lies within the file. Returns the number of bytes read. The caller
+ * reads the following bytes of the range from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -106,8 +106,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* Another file may have taken the name meanwhile; a read must not mix bytes of both
-         * files. */
+        /* The name may lead to another file by now. A read must not mix bytes of both files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -168,9 +167,9 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be that file's bytes, and are discarded. There are
- * two cases. If the descriptor was promoted, the copy is complete, and the bytes are read from it.
- * Otherwise, the source's file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. They are
+ * then read again. If the copy is complete, for example because the descriptor was promoted to it,
+ * they are read from the copy. Otherwise, the source's file is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -191,9 +190,9 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * the file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`: from the copy as far as it has the bytes, and then from the source.
- * joined = 1: the caller appends the bytes to earlier bytes of the same call. Only in this case can
- * the result be OTHER_FILE. */
+/* Reads at the offset `at`. Reads from the copy as far as the copy has the bytes, and the following
+ * bytes from the source. joined = 1: the caller appends the bytes to earlier bytes of the same
+ * call. Only in this case can the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -216,8 +215,8 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes. If it may, *w then describes the
- * file. flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
+/* Returns whether the copy may serve a call that asks for n bytes. If so, fills in *w for the file.
+ * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {
     if (!tracked)
@@ -230,15 +229,16 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!monarch_find_file(fd, tracked, w))
         return 0;
-    /* Once the descriptor refers to the copy, another thread may close it at any time. So this call
-     * opens the copy itself instead of reading through that descriptor. */
+    /* After a promotion, the descriptor refers to the copy. But another thread may close the
+     * descriptor at any time, so this call does not read through it. The call opens the copy
+     * itself. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
 }
 
-/* Counts a read that the kernel has done. A read through a descriptor with TRACK_DIRECT shows how
- * long the source takes. */
+/* Counts a read that the kernel has done, and returns n. If the descriptor has TRACK_DIRECT, the
+ * source has served the read, so the read's duration is noted too. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(since_ns);
@@ -341,8 +341,8 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
 }
 
 /* Fills the parts one after the other, with at most `most` bytes in all. Stops after the first part
- * that it cannot fill completely, because of the end of the file or an error. Returns OTHER_FILE if
- * the descriptor belongs to another file and nothing was read. */
+ * that is not filled completely, which happens at the end of the file or at an error. Returns
+ * OTHER_FILE if the descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;

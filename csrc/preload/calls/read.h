@@ -3,13 +3,14 @@
  *
  * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
  * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has
- * two steps. It first claims its range by moving the offset with one lseek, which is atomic for all
- * threads and processes that share the offset. Then it reads the claimed range. */
+ * two steps. The first step claims a range: one lseek moves the offset, atomically for all threads
+ * and processes that share the offset. The second step reads the claimed range. */
 #pragma once
 
 #include "preload/fill/demand.h"
 
-/* Finds the file of a tracked descriptor. Returns 0 if a copy of the file cannot serve the call. */
+/* Finds the file of a tracked descriptor, and fills in *w for the file. Returns 0 if a copy of the
+ * file cannot serve the call. */
 int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w);
 /* Returns whether the file has a copy, or will get one. If the file is ABSENT, asks the daemon for
  * a fill. */

@@ -1,7 +1,8 @@
-/* Calls that remove or change mappings, which may be waiting for their copies (mappings.h).
+/* Calls that remove or change mappings. A mapping of a source's file may be waiting to move to the
+ * file's copy (mappings.h).
  *
  * Each function tells mappings.h what will happen to the range, and then makes the real call. If
- * the call fails, the mapping stays on the source. */
+ * the real call fails, the mapping merely stays on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -51,9 +52,9 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Tells mappings.h of an advice. Advice on how the range will be read is repeated for the copy.
- * Advice that takes effect at once need not be repeated. After any other advice, whose effect is
- * unknown here, the mapping stays on the source. */
+/* Tells mappings.h that the program gives advice on a range. Advice on how the range will be read
+ * is repeated for the copy. Advice that takes effect at once need not be repeated. The library does
+ * not know the effect of any other advice, so the mapping then stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)
@@ -73,7 +74,8 @@ PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     return REAL(posix_madvise)(at, n, advice);
 }
 
-/* The mapping stays on the source, because a mapping of the copy would not be locked in memory. */
+/* The mapping stays on the source: if it were replaced by a mapping of the copy, the new mapping
+ * would not be locked in memory. */
 PUBLIC int mlock(const void *at, size_t n) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mlock)(at, n);

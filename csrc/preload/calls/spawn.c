@@ -2,9 +2,9 @@
  *
  * The child opens these files inside libc, unseen by the library. A relative path starts from the
  * child's directory, which earlier actions may change. So the library reads the whole list of
- * actions to tell which file is meant. The list has libc's private layout. That layout has never
- * changed. Before the first list is read, a list that libc makes for this purpose shows whether the
- * layout is as expected. */
+ * actions to tell which file is meant. The list's layout is private to libc, but has never changed.
+ * Before the library reads the first list, it lets libc make a list of known actions, and checks
+ * that its layout is as expected. */
 #include <errno.h>
 #include <string.h>
 
@@ -40,8 +40,8 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Returns whether libc lays out the actions that change the directory as expected. glibc before
- * 2.29 has no such actions. */
+/* Returns whether the actions that change the child's directory have the expected layout in libc's
+ * list. glibc before 2.29 has no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -93,9 +93,8 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes to the end of `buffer` the path that action `i` opens. *dir gets the descriptor, in this
- * process, of the directory from which the path starts. Returns the path, or NULL if it is too
- * long. */
+/* Writes to the end of `buffer` the path that action `i` opens. *dir gets this process's descriptor
+ * of the directory from which the path starts. Returns the path, or NULL if it is too long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

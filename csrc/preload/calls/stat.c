@@ -1,8 +1,8 @@
 /* Reports the attributes of files as if they had no copies.
  *
  * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
- * descriptor, they come from the kernel. For a descriptor of a copy, the catalog's attributes then
- * replace the copy's. */
+ * descriptor, the attributes come from the kernel. If the descriptor is of a copy, the catalog's
+ * attributes of the source file then replace those of the copy. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -61,11 +61,12 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* Replaces mode, owner, number of links and ctime by the current values of the source's file.
- * Replaces nothing if the path leads to another file by now, or the file's size has changed: *st
- * then keeps the values of the version that was opened. Keeps the ctime if the file's mtime has
- * changed, because the new ctime would not fit the old mtime. This is a separate function, because
- * its buffer takes much of the stack, and few calls need it. */
+/* Replaces mode, owner, number of links and ctime by the current values of the source's file. There
+ * are two exceptions. If the path leads to another file by now, or the file's size has changed,
+ * nothing is replaced, and *st keeps the values of the version that was opened. If only the file's
+ * mtime has changed, the ctime is not replaced, because the new ctime would not fit the old mtime.
+ * This is a separate function, because its buffer takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -83,8 +84,9 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* If `st` describes a copy, replaces its attributes by those of the source file, in the version
- * that was opened. Returns the copy's entry, or NULL if `st` does not describe a copy. */
+/* If `st` describes a copy, replaces the attributes in `st` by those of the source file. They are
+ * those of the version that was opened. Returns the copy's entry, or NULL if `st` does not describe
+ * a copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -92,8 +94,8 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* Once the daemon has ended, changes are no longer reported to it, so the source must be
-     * asked. */
+    /* The catalog's attributes may be outdated if the file was recorded as changed. They may also
+     * be outdated if the daemon has ended, because no changes are recorded then. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -133,9 +135,9 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* If a copy is removed between the kernel's answer and the call of `correct`, that call does
-     * not recognize the copy. A second answer of the kernel then shows a link count of 0, and with
-     * it `correct` recognizes the copy. */
+    /* If a copy is removed between the kernel's answer and the call of `correct`, `correct` does
+     * not recognize the copy. So the kernel is asked again. The second answer has a link count of
+     * 0, by which `correct` recognizes the removed copy. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -153,7 +155,7 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
 }
 
 /* The versioned functions that programs built before glibc 2.33 call. The library answers only for
- * the version whose struct is the one used here. */
+ * versions whose struct is the `struct stat` that the library uses. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {

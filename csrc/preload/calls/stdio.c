@@ -28,8 +28,8 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
     return f;
 }
 
-/* Call this after the source was opened, or could not be opened. A stream moves its descriptor's
- * offset inside libc, so the descriptor is never promoted. */
+/* Call this after fopen or freopen at the source, whether it succeeded or failed. A stream moves
+ * its descriptor's offset inside libc, so the descriptor is never promoted. */
 static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     if (f && o->id != MONARCH_OUTSIDE) {
@@ -87,8 +87,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Each function with a path buffer is separate, so that other calls do not need stack space for the
- * buffer: programs may read files from threads with small stacks. */
+/* Functions with a path buffer are separate functions, so that other calls need no stack space for
+ * the buffer. Programs may read files in threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -146,8 +146,8 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
 }
 
 /* Handles the cases of freopen in which the path is NULL, the mode writes, or the path may be the
- * name of a copy's descriptor. Without a path, freopen opens the stream's own file again; for a
- * stream on a copy, that is the source file. */
+ * name of a copy's descriptor. Without a path, freopen opens the stream's own file again. If the
+ * stream is on a copy, freopen must open the source file instead. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];

@@ -124,8 +124,9 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes. Returns whether that file is a copy; the change
- * is then recorded for the source's file. */
+/* Records a change of the file that `st` describes. If that file is a copy, records the change for
+ * the source's file instead, writes the source file's path to `real`, and returns 1. Otherwise
+ * returns 0. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);
@@ -139,7 +140,7 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory of `path` as changed. `path` must not be empty, and is cut in place. */
+/* Marks the directory of `path` as changed. Shortens `path`, which must not be empty, in place. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);

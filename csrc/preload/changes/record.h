@@ -14,10 +14,10 @@ void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
 /* Records the change for a call that changes the file to which `path` leads, and returns the path
- * to pass to that call. If `path` leads to a copy (as /proc/self/fd/N may), that is the path of the
- * source's file, in `real` (MONARCH_PATH_MAX bytes). Otherwise it is `path` itself. If the source's
- * file is no longer at its path, `real` is empty: the call then fails with ENOENT, and no other
- * file is changed. */
+ * to pass to that call. If `path` leads to a copy (as /proc/self/fd/N may), writes the path of the
+ * source's file to `real` (MONARCH_PATH_MAX bytes), and returns `real`. Otherwise returns `path`.
+ * If the source's file is no longer at its path, makes `real` empty: the call then fails with
+ * ENOENT, and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
 /* Like monarch_path_to_change, for a call on the descriptor `fd`. Returns NULL if `fd` is not a
  * descriptor of a copy; the call then uses `fd` itself. */
@@ -42,15 +42,16 @@ static inline int monarch_names_copy(const char *path, char *real) {
     return may_lead && monarch_leads_to_copy(path, real);
 }
 
-/* Whether open(2) with these flags reads its argument `mode`. O_TMPFILE contains the O_DIRECTORY
- * bit, so compare the full pattern: opening a directory passes no mode. */
+/* Whether open(2) with these flags reads its argument `mode`. O_TMPFILE contains the bit of
+ * O_DIRECTORY, so all bits of O_TMPFILE are compared: an open with O_DIRECTORY alone passes no
+ * mode. */
 static inline int monarch_needs_mode(int flags) {
     return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
-/* Whether an open with these flags may change the file or create one. O_TRUNC changes it even with
- * O_RDONLY. The result is 1 for the access mode O_WRONLY | O_RDWR too. Linux has this mode only for
- * ioctl, but the kernel requires write permission for it. */
+/* Whether an open with these flags may change the file or create one. O_TRUNC changes the file even
+ * with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux has this mode
+ * only for ioctl, but requires write permission for it. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
@@ -62,7 +63,7 @@ int monarch_means_descriptor(const char *path, int flags);
 /* Call this when a name is created or removed. Records that the listing of the directory of `path`
  * is no longer valid. */
 void monarch_changed_names(int dir, const char *path);
-/* Like monarch_changed_names, for a path that the function may cut in place. */
+/* Like monarch_changed_names, but shortens `path` in place instead of copying it. */
 void monarch_changed_names_of(int dir, char *path);
 /* Call this after an open of `path` that may have created the file. Records that the listing of the
  * file's directory is no longer valid. `real` is a buffer for a path. */

@@ -41,8 +41,9 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 #define WORD 24
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings that have not ended. Its upper half is the pid: a forked child ignores closings of its
- * parent, which never end in the child. `so_far` counts all closings. */
+ * closings that have not ended. The upper half is the pid of the process that makes them. By the
+ * pid, a forked child recognizes its parent's closings and ignores them, because they never end in
+ * the child. `so_far` counts all closings. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings. Closings take microseconds unless the source hangs. */
@@ -61,7 +62,8 @@ struct saved_locks {
 
 /* --- the process's locks ---------------------------------------------------------------------- */
 
-/* Reads the next word of a line, truncated to WORD bytes. Returns whether there was one. */
+/* Reads the next word of a line, truncated to WORD bytes. Returns 0 if the line has no further
+ * word. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {
     unsigned n = 0;
     do
@@ -81,8 +83,8 @@ static int64_t number(const char *digits) {
     return v;
 }
 
-/* Reads a line like "lock: 1: POSIX ADVISORY READ 1234 fe:00:5678 0 EOF". Returns whether there was
- * one. */
+/* Reads a line, and stores its lock if the line is like "lock: 1: POSIX ADVISORY READ 1234
+ * fe:00:5678 0 EOF". Returns 0 at the end of the file. */
 static int read_line(struct saved_locks *h, int fd) {
     char word[WORD], end = ' ';
     int field = 0, is_lock = 1, upto_end = 0;
@@ -126,11 +128,11 @@ static void read_locks_of(int fd, void *data) {
 /* --- preserving locks ------------------------------------------------------------------------- */
 
 /* Takes the process's read locks a second time, so that they are held while a descriptor of the
- * file is closed. This function takes them through an open file of its own. It then closes the
- * descriptor of this open file, and keeps only a mapping of it. The caller later releases the open
- * file by unmapping: a close at that time would drop the locks that take_again has just taken.
- * Write locks cannot be taken a second time, so another process may take them in between. Returns
- * the mapping, or a negative number if there is none. */
+ * file is closed. The second locks belong to a new open file. This function closes the new open
+ * file's descriptor at once, and keeps the open file by a mapping. The caller ends the second locks
+ * by unmapping. It must not end them by a close, because a close would drop the locks that
+ * take_again has just taken. Write locks cannot be taken a second time, so another process may take
+ * them in between. Returns the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -150,9 +152,9 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock can be taken through any descriptor of the file. A write lock needs a
-         * writable descriptor. Only the program has one, and that descriptor may refer to another
-         * file by now. */
+        /* A read lock can be taken through any descriptor of the file. A write lock can be taken
+         * only through a writable descriptor. Only the program has a writable descriptor, and it
+         * may refer to another file by now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -173,7 +175,8 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* The order of these two changes matters: a thread that sees the second one also sees the first. */
+/* The order of these two changes matters: a thread that sees the new `so_far` must also see the new
+ * `under_way`. */
 static void begin_closing(void) {
     count(1);
     __atomic_fetch_add(&so_far, 1, __ATOMIC_SEQ_CST);

@@ -1,5 +1,5 @@
-/* Files on which the process has locks: notes them, and closes the library's descriptors of them
- * without losing the locks.
+/* Notes the files on which the process has locks, and closes the library's own descriptors of these
+ * files without losing the locks.
  *
  * The kernel silently drops a process's POSIX locks on a file when the process closes any
  * descriptor of that file. */
@@ -14,8 +14,9 @@ void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 /* Closes a descriptor that the program never had, and preserves the process's locks on the file.
- * Read locks are held throughout. A write lock is dropped and taken again at once, and another
- * process may take it in between. kept: another descriptor of the file, or -1 if none is known. */
+ * Read locks stay in force all the time. A write lock is dropped and taken again at once, but
+ * another process may take it in between. kept: another descriptor of the file, or -1 if none is
+ * known. */
 void monarch_close_unseen(int fd, int kept);
 
 /* A closing is a call of monarch_close_unseen. While it is under way, locks of other threads may go

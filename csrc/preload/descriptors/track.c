@@ -13,7 +13,8 @@ static unsigned highest; /* no descriptor above it was ever tracked */
 
 /* --- the process that the table describes --------------------------------------------------------
  * A child of vfork runs in its parent's memory, but has descriptors of its own. The table describes
- * the parent's descriptors, so it must not change when the child closes or duplicates its own. */
+ * the parent's descriptors. So the table must not change when the child closes or duplicates one of
+ * the child's descriptors. */
 
 static uint32_t owner; /* atomic: pid of the process whose descriptors the table describes */
 /* A page by which a process notices that it is the child of a fork that the library did not see.
@@ -57,9 +58,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 }
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files, so the child marks all words as shared. A flag may say that a thread
- * of the parent is about to replace the descriptor or to seek on it. The child has no such thread,
- * so it clears these flags. */
+ * offsets of all open files, so the child marks all words as shared. TRACK_PINNED and TRACK_SEEKING
+ * say that a thread of the parent is about to replace the descriptor or to seek on it. The child
+ * has no such thread, so the child clears these two flags. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -127,10 +128,11 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Does round `n` of a wait for the end of a pin, and returns the word after this round. A promotion
- * first makes the descriptor refer to the copy, and then the kernel closes the source's file. That
- * close may have to wait for the source, but other threads need not wait for the close: once the
- * descriptor refers to the copy, this function clears the word. */
+/* A thread that waits until a descriptor is unpinned calls this function in a loop; `n` counts the
+ * calls. Returns the descriptor's word. A promotion first makes the descriptor refer to the copy,
+ * and then the kernel closes the source's file. That close may have to wait for the source, but
+ * other threads need not wait for the close. So once the descriptor refers to the copy, this
+ * function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -140,8 +142,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Only a system call could tell whether this is a child of vfork. The call is omitted, because
-     * a flag that such a child sets does its parent no harm. */
+    /* Only a system call could tell whether this process is a child of vfork. The call is not worth
+     * its cost: a flag that a child of vfork sets does the parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -172,9 +174,10 @@ static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING;
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
  * until /proc shows that the threads' calls are inside the kernel. /proc cannot be read if no
- * descriptor is free, or if the process is not dumpable. The close then waits for this many rounds
- * of sys_relax in all (less than a second), and after that assumes that the calls are inside. The
- * limit counts rounds, not time, because time also passes while a process is stopped. */
+ * descriptor is free, or if the process is not dumpable. In these cases, the close waits for this
+ * many rounds of sys_relax in all (less than a second), and then assumes that the calls are inside
+ * the kernel. The limit counts rounds, not time, because time also passes while a process is
+ * stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
@@ -205,8 +208,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* If a child of vfork closes the descriptor, this removes the word from its parent's table.
-     * That costs the parent nothing, because the descriptor was handed over already. */
+    /* In a child of vfork, this removes the word from the parent's table. The parent loses nothing,
+     * because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -264,8 +267,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* After a close that the library did not see, another thread's open may have got the same
-     * descriptor number. So the word is replaced only if it is still the pinned one. */
+    /* If the descriptor was closed by a call that the library did not see, another thread's open
+     * may have got the same number. So the word is replaced only if it is still the pinned word. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -277,8 +280,8 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * and the call of lseek, another file must not get the descriptor number, or the call would move
  * that file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that
  * wants to close the descriptor, and finds that the mark stays, checks in /proc whether the call is
- * inside the kernel. A seek on a duplicate would need no mark, but closing the duplicate may ask
- * the source. */
+ * inside the kernel. The seek is not made on a duplicate, although it would then need no mark:
+ * closing the duplicate may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 

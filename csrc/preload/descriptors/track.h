@@ -6,7 +6,8 @@
 
 #include "preload/session/session.h"
 
-/* only lower descriptor numbers are tracked; reads of others go to the source */
+/* Only descriptors with lower numbers are tracked. Reads of all other descriptors go to the
+ * source. */
 #define MONARCH_TRACKED 65536
 
 /* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
@@ -14,8 +15,8 @@
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
 /* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
- * about to change the descriptor waits. It waits until the descriptor is unpinned, or has been
- * promoted by the pinning thread. */
+ * about to change the descriptor waits until the descriptor is unpinned, or is a descriptor of the
+ * copy. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
@@ -39,28 +40,28 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* Returns the entry's number. For a descriptor with TRACK_DIRECT, the number may be one of
- * monarch_unmet, which stands for a file without an entry. */
+/* Returns the entry's number. If the file has no entry, which is possible only with TRACK_DIRECT,
+ * returns the number that monarch_unmet gives to the file. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Call this before the first descriptor is tracked. Creates the page by which a process notices
  * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
 /* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
- * memory, so there the table describes the parent's descriptors. */
+ * memory, so the table that it sees describes the parent's descriptors. */
 int monarch_track_is_mine(void);
-/* Returns the pid of the process whose descriptors the table describes, or 0 if none was tracked
- * yet. It makes no system call, so a child of vfork gets its parent's pid. */
+/* Returns the pid of the process whose descriptors the table describes, or 0 if no descriptor was
+ * tracked yet. Makes no system call. So in a child of vfork, the result is the parent's pid. */
 uint32_t monarch_track_process(void);
 
 /* Tracks a descriptor of the entry's file at the source. flags: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
-/* Call this before the program does what the flag stands for. Waits for the end of a promotion
- * (promote.h) that has begun, and sets the flag. */
+/* Sets the flag in the word of `fd`. Call this before the program does what the flag describes. If
+ * a promotion of the descriptor (promote.h) has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Replaces the descriptor's word by `to` if it still equals `seen`. Returns whether it did. A
- * pinned word is never replaced: the thread that has pinned it could not find it any more, and no
- * other thread unpins it. */
+/* Replaces the descriptor's word by `to` if the word still equals `seen`. Returns whether the word
+ * was replaced. This function never replaces a pinned word: only the thread that has pinned the
+ * word unpins it, and that thread would no longer find it. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
@@ -68,10 +69,10 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
         monarch_track_flag_slow(fd, flag);
 }
 /* Pins the descriptor. Until it is unpinned, no other thread changes its word. Signals are blocked
- * meanwhile, so that no signal handler waits for the thread that it has interrupted. Returns 0 if
- * the descriptor is not pinned, for one of four reasons: the table describes another process's
- * descriptors; the descriptor is not tracked; it is never promoted; or `expected` is not 0 and
- * differs from the descriptor's word. */
+ * meanwhile, so that no signal handler waits for the thread that it has interrupted. Does not pin
+ * the descriptor, and returns 0, in any of four cases: the table describes another process's
+ * descriptors; the descriptor is not tracked; the descriptor is never promoted; or `expected` is
+ * not 0 and differs from the descriptor's word. */
 struct monarch_pin {
     uint64_t word, signals;
 };
@@ -79,9 +80,9 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
- * describes. The call waits for other threads' reads of that open file, but a thread that closes or
- * replaces the descriptor does not wait for this call. Returns the new offset. Returns -1 if the
- * offset was not moved, usually because the descriptor refers to another open file by now. */
+ * describes. This function waits for other threads' reads of that open file. A thread that closes
+ * or replaces the descriptor does not wait for this function. Returns the new offset. Returns -1 if
+ * the offset was not moved, usually because the descriptor refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which
@@ -91,11 +92,10 @@ static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
         monarch_untrack_slow(fd);
 }
-/* Removes the descriptor's word if it still equals `seen`. Does not wait, and leaves a later word
- * alone. */
+/* Removes the descriptor's word if the word still equals `seen`. Does not wait. */
 void monarch_untrack_seen(int fd, uint64_t seen);
-/* Stops tracking all descriptors of the session with this number. Another session can then get the
- * number. */
+/* Stops tracking all descriptors of the session with this number. Call this before another session
+ * gets the number. */
 void monarch_untrack_session(unsigned number);
 /* Call this in the child of a fork. Makes the table describe this process. */
 void monarch_track_adopt(void);

@@ -8,8 +8,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* An open goes to the source at once if an open and a read there together take less time than this
- * [ns]. A wait would cost some system calls. */
+/* If an open and a read at the source together take less time than this [ns], an open goes to the
+ * source at once. A wait would not pay, because it costs some system calls itself. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
@@ -19,8 +19,8 @@
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
 /* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
- * left_to_skip was last set to. A wait that brings no copy sets both to twice last_skipped plus
- * one, up to MOST_SKIPPED; a wait that brings the copy sets both to 0. */
+ * left_to_skip was last set to. A wait that brings no copy sets both variables to 2 * last_skipped
+ * + 1, but to at most MOST_SKIPPED. A wait that brings the copy sets both to 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -59,8 +59,8 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
 }
 
 /* Waits for the copy instead of opening the source, for at most 1.2 times as long as the source
- * would take. If the wait is skipped, still demands the copy, which moves a queued fill to the
- * front. */
+ * would take. Even if the wait is skipped, demands the copy, so that a queued fill moves to the
+ * front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -83,10 +83,10 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file that this node fills from another node, or whose fill is already
- * reading the source. The wait saves the source an open. If the fill is reading the source, the
- * wait also saves the source from sending the same bytes to the program. The wait lasts at most
- * WHOLE_NS (demand.c). */
+/* Waits for the copy of a file. Either this node fills the file from another node, or a fill is
+ * already reading the file at the source. The wait saves the source an open. If the fill is reading
+ * the source, the wait also saves the source from sending the same bytes to the program. The wait
+ * lasts at most WHOLE_NS (demand.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

@@ -4,15 +4,16 @@
 #include "preload/fill/serve.h"
 
 /* Waits up to a second for a copy that does not exist yet. This function is for opens such as
- * fopen, after which the library does not see the reads. Returns whether there is a copy now; if
- * so, o->copy is the path to open. */
+ * fopen, after which the library does not see the reads. Returns whether the copy exists now. If it
+ * does, o->copy is the copy's path. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
 /* Waits for the copy of a small file whose fill is queued or under way, or that this node fills
  * from another node. The wait saves the source an open and a read. This function is for opens after
  * which the library sees the reads. Do not call it for a claimed file: the program itself reads
  * such a file at the source, and its reads serve as the fill. Moves a queued fill to the front of
- * the queue. Returns whether there is a copy now; `o` then describes it as after monarch_look_up.
+ * the queue. Returns whether the copy exists now. If it does, `o` is filled in as by
+ * monarch_look_up.
  *
  * The wait lasts at most a second if the file comes from another node, or if programs may read the
  * file directly (monarch_may_read_direct). For any other file, the limit is 1.2 times the mean time

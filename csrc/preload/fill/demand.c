@@ -6,7 +6,7 @@
 #include "shared/sys.h"
 
 /* Maximum number of units that one call demands at a time: the unit that it needs first, and the
- * units after that. */
+ * following units. */
 #define AHEAD 8
 /* Maximum number of slots that are tried for one demand. */
 #define TRIES 32
@@ -14,22 +14,21 @@
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* A reader gives up its wait after this time without progress [ns]. The time is long because on a
- * busy machine a daemon that lives may get no processor for some tenths of a second: readers that
- * gave up then would open hundreds of files at the source. It is less than WHOLE_NS, so that a
- * daemon that is stopped is found silent before a wait for a whole file ends. Tests set a longer
- * time. */
+/* A reader gives up its wait after this time without progress [ns]. On a busy machine, a living
+ * daemon may get no processor for some tenths of a second. If the readers gave up then, they would
+ * open hundreds of files at the source, so this time is longer. It is less than WHOLE_NS, so that
+ * readers notice a stopped daemon before a wait for a whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait for a daemon that makes progress [ns]. It is long because the source may be slow;
- * the reader would then not get the bytes sooner by reading the source itself. */
+/* Longest wait for a daemon that makes progress [ns]. The time is long because the source may be
+ * slow. If the reader then read the source itself, it would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
 /* A wait that times out adds this much to the debt of its file, and to the debt of the process
- * [ns]. While a debt is too large, reads go to the source without a wait. Passing time repays
- * debts, so after a few delays, a process that lives on will wait again. */
+ * [ns]. While a debt is too large, reads go to the source without a wait. Every debt shrinks as
+ * time passes, so a process that runs long enough waits again later. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -45,18 +44,18 @@
 #endif
 #define WASTE_SHARE 20
 /* Largest value of waste_debt. A wait that times out adds WASTE_SHARE times its length to
- * waste_debt, which passing time repays like the other debts. */
+ * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* A caller that needs the whole file waits for at most this time, unless it sets its own limit
- * [ns]. */
+/* A caller that needs the whole file waits for at most this time, unless the caller sets another
+ * limit [ns]. */
 #define WHOLE_NS 1000000000ULL
 /* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
 #ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* Once no byte is missing, such a caller waits for at most this time until the daemon has published
- * the copy [ns]. This time counts towards the limit above. */
+/* Once no byte of the copy is missing, a caller that needs the whole file waits for at most this
+ * time until the daemon has published the copy [ns]. This time is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
@@ -78,9 +77,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. A larger value comes
- * from another clock, because the process may have been forked into its own time namespace; it
- * counts as 0. */
+/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
+ * gives a larger debt, it is a time of another clock: the process was forked into its own time
+ * namespace. The debt then counts as 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -112,9 +111,10 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Notes a wait that has timed out. If the caller has set a limit, the wait was for a whole file.
- * Parts of the file may still come, so such a wait adds to waste_debt only. If the wait replaced an
- * open of the source (is_instead), await.c notes it, and this function does nothing. */
+/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait was for a
+ * whole file. Parts of the file may still come in time, so this wait adds to waste_debt only. If
+ * the wait replaced an open of the source (is_instead), this function does nothing, because await.c
+ * counts these waits itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -138,7 +138,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits belong to this copy only if the slot was not given to another copy meanwhile. */
+    /* The bits that were read belong to this copy only if the slot still does: another copy may
+     * have got the slot. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -170,8 +171,8 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the entry's state already decides how the reader continues, so that the reader need not
- * wait. */
+/* Whether the reader need not wait any more: bytes are ready, or the entry's state shows that none
+ * will come. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -180,8 +181,8 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand. The daemon does so by storing 0 in the slot `at` and
- * waking the reader. Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand: the daemon stores 0 in the slot `at`, and wakes the
+ * reader. Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
@@ -223,7 +224,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w), demand = 0;
     uint64_t first = w->at / unit_bytes, last = (w->at + w->n - 1) / unit_bytes;
     uint64_t *at = NULL;
-    /* If a copy has more units than a fill's bitmap has bits, it cannot be read before it is
+    /* If a copy has more units than a fill's bitmap has bits, the copy cannot be read before it is
      * complete. */
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
@@ -255,15 +256,16 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for the daemon to publish the copy: for what is left of w->limit_ns, but
- * for at most WORD_NS if w->limit_ns is WHOLE_NS or longer. */
+/* Returns how long to wait for the daemon to publish the copy: the part of w->limit_ns that has not
+ * passed yet. If w->limit_ns is at least WHOLE_NS, returns at most WORD_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Returns how many bytes the copy still lacks, as far as this process knows without waiting. */
+/* Returns how many bytes of the copy are still missing, as far as this process knows without
+ * waiting. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;

@@ -10,15 +10,15 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t ino; /* inode number of the caller's file */
-    /* The version that the entry had while it described the caller's file. The entry gets another
-     * version when it comes to describe another file. */
+    /* The version of the entry when it described the caller's file. If the entry later describes
+     * another file, it has another version. */
     uint32_t version;
-    /* time at which the caller began to wait for the byte at `at`; 0: it has not waited for that
-     * byte yet */
+    /* Time at which the caller began to wait for the byte at `at`. 0: the caller has not waited for
+     * that byte yet. */
     uint64_t since_ns;
     uint64_t limit_ns; /* limit of the wait; 0: the default of the function that waits */
-    /* 1: the caller waits instead of opening the source, so the wait must not last much longer than
-     * such an open. */
+    /* 1: the caller waits instead of opening the source. The wait must not last much longer than
+     * the open would. */
     int is_instead;
 };
 
@@ -37,24 +37,25 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes, counted from the first, can be read now from the copy that
- * `word` names. Returns -1 if they can never be read from that copy, or if the segment `fills` is
- * not mapped. */
+/* Returns how many of the wanted bytes can be read now, without a gap from the first wanted byte
+ * on, from the copy that `word` names. Returns -1 if the bytes can never be read from that copy, or
+ * if the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
-/* Demands the missing units, and waits until the first of them may be filled. Returns 0 if the
- * caller must read the source instead. */
+/* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if
+ * the caller must read the source instead. If the result is 1, the unit may be filled now, and the
+ * caller checks again. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
-/* Waits until the copy is complete and published, for callers that cannot use parts of it. Gives up
- * at once if too much of the copy is missing. Returns whether the copy is published. The wait is
- * limited to w->limit_ns or, if that is 0, to a second. */
+/* Waits until the copy is complete and published, for callers that cannot use parts of it. Does not
+ * wait if too much of the copy is missing. Returns whether the copy is published. The wait lasts at
+ * most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
 /* Whether a thread already works on the fill that `word` names, so that the fill is no longer
  * queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
-/* Demands the first of the wanted bytes without waiting for them. That moves a queued fill to the
- * front. */
+/* Demands the unit of the first wanted byte, so that a queued fill moves to the front of the queue.
+ * Does not wait. */
 void monarch_demand_first(const struct monarch_wanted *w);

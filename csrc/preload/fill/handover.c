@@ -32,17 +32,17 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep the pages of a source, one in LOOKS of its files is handled as if the
- * kernel kept them. */
+/* If the kernel does not keep the pages of a source, one in LOOKS of the source's files is
+ * nevertheless handled as if the kernel kept its pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
-/* Whether the pages of the file `id`, once read, are likely still in the page cache. `sources` has
- * a bit for each source in which the file may lie. Without the pages, a program's reads cannot
- * serve as the fill: the daemon would have to read the whole file again. For one file in LOOKS, the
- * result is always 1. The handover of that file shows whether the kernel now keeps the source's
- * pages. */
+/* Whether the kernel is likely to keep the pages of the file `id` in the page cache after a read.
+ * `sources` has a bit for each source in which the file may lie. Without the pages, a program's
+ * reads cannot serve as the fill: the daemon would have to read the whole file again. For one file
+ * in LOOKS, the result is always 1. The handover of that file shows whether the kernel now keeps
+ * the source's pages. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -101,9 +101,10 @@ static void await_end(int fd) {
     }
 }
 
-/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read; its next read
- * then requests a copy. The fill is not requested here: the caller's lock is not granted yet, so
- * another process may hold the lock and may still change the data that the fill would copy. */
+/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
+ * descriptor's next read then requests a fill. The fill is not requested here, because the caller
+ * does not have its lock yet: another process may have the lock, and may still change the data that
+ * the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -179,8 +180,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* Counts how much was read of files without an entry, one slot per descriptor. If two descriptors
- * share a slot, the earlier descriptor is forgotten. */
+/* Counts how much was read of files without an entry. Each slot is for one descriptor. If two
+ * descriptors share a slot, the earlier descriptor is forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -230,9 +231,9 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Writes the file's path, as the kernel reports it, into the message. Returns 0 if that path is in
- * no source. This is a separate function, so that the buffer for the whole path is no longer on the
- * stack when the message is sent. */
+/* Writes the path that the kernel reports for the file into the message `what`. Returns 0 if the
+ * path is in no source. This is a separate function, so that its buffer for the whole path is no
+ * longer on the stack when the message is sent. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -289,11 +290,10 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
- * now; the daemon checks that. The descriptor is not sent if the open file may have locks or is
- * shared with other processes; the daemon must then open the file itself. TRACK_HANDED and the
- * claim are set before the check for locks. A thread that takes a lock does the reverse: it notes
- * the lock first and then looks for the claim. So at least one of the two threads sees the
- * other. */
+ * now. The daemon checks that. The descriptor is not sent if the open file may have locks or is
+ * shared with other processes. The daemon must then open the file itself. This thread sets
+ * TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock notes the lock
+ * before it checks for the claim. So at least one of the two threads sees the other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -335,11 +335,11 @@ static uint64_t offset_of(int fd) {
 }
 
 /* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file decides. If all reads were sequential, this read
- * ends at an offset equal to the number of bytes read so far. For a small file, the result is 0,
- * because the program is assumed to read the file completely. bytes: number of bytes that were read
- * so far, including this read. n: number of bytes of this read. end: the offset where this read
- * ended, or -1 for a read at the descriptor's own offset. */
+ * the read that completes 1 / PART of the file decides. If all reads so far were sequential, the
+ * offset at which this read ends equals the number of bytes read so far. For a small file, the
+ * result is 0, because the program is assumed to read the file completely. bytes: number of bytes
+ * that were read so far, including this read. n: number of bytes of this read. end: the offset
+ * where this read ended, or -1 for a read at the descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -394,8 +394,9 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* Calls inside libc may have read through a duplicate of the descriptor. The stream that
-     * np.load makes does so. */
+    /* libc may have read through a duplicate of the descriptor, and the library has not seen these
+     * reads. np.load, for example, makes a stream that reads in this way. The offset then shows how
+     * much was read. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }

@@ -13,18 +13,18 @@
 
 /* Whether a program's reads of the file can serve as its fill. They cannot in any of these cases:
  * the file is empty or too large; its source is fast (monarch_is_fast); the kernel keeps no pages
- * of the source; a lock on the file was seen; or nodes share the files, and this node does not read
- * this file from the source. */
+ * of the source; a lock on the file was seen; or nodes share the files, and this node is not the
+ * one that reads this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Whether a program that opens the file now is to fill it by its own reads. All of this must be
  * true: the reads can serve as the fill (monarch_may_read_direct); the file has no copy; no fill of
  * the file has begun; and no program has requested a fill since the daemon last took the requests.
- * A fill that the daemon's policy has ordered has begun only once a thread works on it. word: the
- * entry's word. */
+ * A fill that the daemon's policy has ordered counts as begun only once a thread works on it. word:
+ * the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
-/* Ends the claim of a file whose reads cannot be followed, and requests a fill from the daemon
- * instead. */
+/* Ends the claim of a file, and requests a fill from the daemon instead. Call this if the library
+ * cannot follow the program's reads of the file. */
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
 /* Call this for a file that is open as `fd` and that the catalog does not know. Returns whether the
@@ -40,19 +40,21 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
  * is set. */
 
-/* Call this before a read. Returns whether the file now has a copy that was not made from this
- * descriptor. If so, the descriptor is no longer direct. */
+/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now that
+ * was not made from this descriptor. If so, makes the descriptor no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
  * was read. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
- * descriptor over. If less was read and the catalog does not know the file, tells the daemon of the
- * file. If the catalog knows the file and the library has seen no read of it, requests a fill. */
+ * descriptor over. If less was read, there are two cases. If the catalog does not know the file,
+ * tells the daemon of the file. If the catalog knows the file but the library has seen no read of
+ * it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts
- * until the last descriptor of the open file is closed, so the daemon must have no such descriptor.
- * If less than half of the file was read, the descriptor will not be handed over. If the descriptor
- * was handed over already, waits up to 50 ms until the daemon has closed its own descriptor. */
+ * until the last descriptor of the open file is closed, so the daemon must not keep a descriptor of
+ * it. If less than half of the file was read, the descriptor will not be handed over. If the
+ * descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
+ * descriptor. */
 void monarch_keep_descriptor(int fd);

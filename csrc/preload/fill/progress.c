@@ -6,8 +6,8 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* If a program has read 1 / PART of a file before there was a copy, it is assumed to read the whole
- * file. */
+/* If a program has read 1 / PART of a file before there was a copy, the file counts as read to its
+ * end. */
 #define PART 8
 #define STREAMS 64
 
@@ -32,7 +32,8 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* Returns the entry, or NULL if the daemon does not ask which files were read to their end. */
+/* Returns the entry. Returns NULL if the daemon does not want to know which files were read to
+ * their end. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
@@ -87,8 +88,7 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* Looks at the offset to which a stream has read. If it is the end of the file, notes that the file
- * was read to its end. */
+/* If the stream's offset is at the end of the file, notes that the file was read to its end. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -99,8 +99,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* A shared descriptor is left out: another process may be reading at the shared offset, and
-         * lseek would wait for that read. */
+        /* This is not done for a shared descriptor: another process may be reading at the shared
+         * offset, and lseek would wait for that read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
@@ -126,29 +126,30 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Longest time that is counted for one open or read [ns]. A call that hung says nothing about the
  * next one. */
 #define MOST_NS 1000000000ULL
-/* Limit for the page cache: it serves an open, or a read of a small file, in less time than this
- * [ns]. */
+/* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
+ * the page cache serves it. */
 #define AT_HAND_NS 20000
-/* Limits for a local disk: it serves an open in less than OPEN_NEAR_NS, and a read of a small file
- * in less than READ_NEAR_NS [ns]. A file system that asks a server at each open takes longer than
+/* Limits for a local disk [ns]: an open takes less than OPEN_NEAR_NS, and a read of a small file
+ * takes less than READ_NEAR_NS. A file system that asks a server at each open takes longer than
  * OPEN_NEAR_NS for an open. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* If most of the recent files took less than these limits, the library follows only one file in
- * FOLLOWED. */
+/* Even if most of the recent opens and reads took less than these limits, one in FOLLOWED checks
+ * returns 0, so that some reads are still timed. */
 #define FOLLOWED 256
-/* Value of a share if all opens, or all reads, took less than the limit. */
+/* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
+ * all of them did. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources. at_hand and near are the shares
- * of calls that took less time than the limit for the page cache and for a local disk. If a thread
- * has to wait for a processor during a call, that wait is timed too, so the mean becomes too long.
- * If two threads write at the same time, one of their values is lost. Children of a fork inherit
- * the statistics. */
+/* Statistics of this process's own opens and reads at the sources. at_hand: the share of the calls
+ * that took less time than the limit for the page cache. near: the share of the calls that took
+ * less time than the limit for a local disk. A call's time includes a thread's wait for a
+ * processor, so the mean may be too long. If two threads write at the same time, one of their
+ * values is lost. Children of a fork inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;

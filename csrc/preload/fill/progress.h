@@ -1,8 +1,8 @@
-/* Follows how much programs have read of files without a copy, and measures how long opens and
- * reads at the sources take.
+/* Counts how much this process has read of files that had no copy at their open. Also measures how
+ * long opens and reads at the sources take.
  *
  * The daemon learns which files were read to their end, and then fills other files of the same
- * directories. The progress is a hint: if it is lost, these other files are filled later. */
+ * directories. The counts are hints: if a count is lost, these other files are filled later. */
 #pragma once
 
 #include <stdio.h>
@@ -16,22 +16,22 @@ uint64_t monarch_progress_of(uint64_t id);
 /* Resets the number of bytes that this process has read of the file to 0, so that only later reads
  * count. */
 void monarch_progress_begin_again(uint64_t id);
-/* Call this when a read of `n` bytes has promoted its descriptor, so that the library will not see
- * later reads. If at least an eighth of the file was read by then, the file counts as read to its
- * end. */
+/* Call this when a read of `n` bytes has promoted its descriptor. The library does not see later
+ * reads of the descriptor. So if at least an eighth of the file was read, including these `n`
+ * bytes, the file counts as read to its end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
-/* Call this after a stream was opened on a copy for which the open had to wait. Remembers the
- * stream, so that monarch_progress_end can find out how far it was read. */
+/* Call this after a stream was opened on a copy, if the open had to wait for the copy. Remembers
+ * the stream, so that monarch_progress_end can find out how far the stream was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. The library has not
- * seen the stream's reads, so it takes the descriptor's offset for the number of bytes that were
- * read. */
+ * seen the stream's reads. If the descriptor's offset is at the end of the file, the file counts as
+ * read to its end. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
  * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
- * not tracked. For these, callers count the size of the file, or of its mapped part, once. */
+ * not tracked. For such a file, callers count its size, or the size of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
@@ -40,11 +40,12 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
  * then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
 /* Whether most of the recent files came from the sources as fast as from a local disk, but not as
- * fast as from the page cache. Now and then, the result is 0 regardless, for the same reason. */
+ * fast as from the page cache. Now and then, the result is 0 regardless, so that some reads are
+ * still timed. */
 int monarch_source_is_near(void);
 
-/* Call this after an open or a read of a source's file that began at since_ns (monarch_now_ns).
- * Returns how long it took [ns]. */
+/* Call this after an open or a read at a source. since_ns: time of monarch_now_ns at its beginning.
+ * Returns how long the open or the read took [ns]. */
 uint64_t monarch_note_source_open(uint64_t since_ns);
 uint64_t monarch_note_source_read(uint64_t since_ns);
 

@@ -8,9 +8,10 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Counts for `fill_after`, which delays the fill of a file until a program has asked for a certain
- * share of it. Each slot counts how many KiB of one file this process has asked for: entry << 32 |
- * KiB. If two files share a slot, a read of one resets the count of the other. */
+/* The configuration's `fill_after` delays the fill of a file until a program has asked for a
+ * certain share of the file. So each slot here counts how many KiB of one file this process has
+ * asked for: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
+ * other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -37,10 +38,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
 }
 
 /* Tells the daemon of a file that the catalog does not know. The daemon gets the path that the
- * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
- * the daemon asks the source about each path that it gets, which would be wasted on a path that
- * leads to no file. This is a separate function, because its buffer takes much of the stack, and
- * few opens need it. */
+ * kernel reports, in which links and dots are resolved. Call this only after the file was opened.
+ * The daemon asks the source about each path that it gets. For a path that leads to no file, this
+ * would burden the source for nothing. This is a separate function, because its buffer takes much
+ * of the stack, and few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

@@ -42,7 +42,7 @@ static void count_rank(struct session *s, uint64_t bytes, int missed) {
 }
 
 /* Counts an open of a file of `size` bytes. missed = 1: there was no copy, or the open had to wait
- * for it. */
+ * for the copy. */
 static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(from_copy ? &n->hits : &n->misses, 1, __ATOMIC_RELAXED);
@@ -52,8 +52,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
 }
 
 /* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
- * daemon is not woken. Until the daemon has looked, further opens of the file find the bits set,
- * and change nothing. */
+ * daemon is not woken. Until the daemon has looked at the bits, further opens of the file change
+ * nothing. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -68,7 +68,7 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source, and adds up its duration. From these times, the daemon decides
+/* Counts an open at the source, and adds up its duration. From the durations, the daemon decides
  * whether it overloads the source. */
 static void count_wait(struct session *s, uint64_t took_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
@@ -76,9 +76,9 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as fast as the page cache does. To claim the
- * file, or to track its descriptor, would then take longer than to read it. So neither is done, and
- * the file counts as read to its end. */
+/* Whether the file is small and the source returns it as fast as the page cache does. A claim of
+ * the file, or the tracking of its descriptor, would then take longer than the read itself. So the
+ * library does neither, and the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
@@ -126,8 +126,9 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* With `metadata: source`, each open asks the source whether the file is still the version that was
- * copied. If it is not, the file is recorded as changed, for all processes. */
+/* With `metadata: source` in the configuration, each open asks the source whether the file is still
+ * the version that was copied. If the file has another version, it is recorded as changed, for all
+ * processes. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -173,9 +174,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Whether the entry, which was found by its file's inode, may now describe another file. `version`
- * is the entry's version when it was found. Call this after reading the entry's word, because that
- * word may already name a copy of the other file. */
+/* Whether the entry, which was found by its file's inode, may describe another file by now.
+ * `version`: the entry's version when the entry was found. Call this after reading the entry's
+ * word: if the result is 0, the word belongs to the file that was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -202,8 +203,9 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
         /* Usually the guess was right: the copy's path is already written, and the caller has
-         * opened the copy. Otherwise the path is written now. Copies' numbers are never reused, so
-         * if the copy is dropped before it is opened, the open fails and the source is opened. */
+         * opened the copy. Otherwise the path is written now. The number of a copy is never reused.
+         * So if the copy is dropped before it is opened, the open fails, and the caller opens the
+         * source. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;

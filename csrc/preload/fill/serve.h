@@ -6,7 +6,7 @@
 #include "preload/lookup/where.h"
 #include "preload/session/copies.h"
 
-/* The outcome of the look-up for an open for reading. */
+/* What the look-up of a path has found. The caller is about to open the path for reading. */
 struct monarch_opening {
     const struct monarch_entry *entry; /* NULL: the catalog does not know the path */
     /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
@@ -16,12 +16,13 @@ struct monarch_opening {
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    /* 1: the path's text leads into no source, and no hint says where it leads; so call
-     * monarch_opened_elsewhere after the open */
+    /* 1: the path's text leads into no source, and no hint says where the path leads. The caller
+     * must then call monarch_opened_elsewhere after the open. */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
-    int is_alone; /* 1: the file is neither claimed nor followed, see is_left_alone */
+    /* 1: the file is not claimed, and its descriptor is not tracked (is_left_alone) */
+    int is_alone;
     char copy[MONARCH_COPY_PATH];
 };
 
@@ -30,11 +31,11 @@ struct monarch_opening {
  * and sets out->claimed to 1. Otherwise requests a copy from the daemon. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
-/* The next two functions are the two steps of monarch_look_up. Between them, the caller can open
- * the copy that the first step guesses, so that the kernel's work overlaps with the cache misses of
- * the look-up. The first step returns 0 if there is nothing to look up. If it sets out->word to a
- * value other than 0, out->copy is probably the path to open. The guess was right if the second
- * step sets out->served to 1 and out->word then names the same copy. */
+/* The next two functions are the two steps of monarch_look_up. The first step returns 0 if there is
+ * nothing to look up. Otherwise it may guess the copy: if out->word is not 0, out->copy is the path
+ * of the guessed copy. The caller can open the guessed copy before the second step, so that the
+ * kernel's work overlaps with the cache misses of the look-up. The guess was right if the second
+ * step sets out->served to 1 and leaves the same copy in out->word. */
 int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
@@ -44,10 +45,10 @@ static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }
 
-/* Returns the flags for opening a copy, if the program opens the file with `flags`. O_NOFOLLOW is
- * added, so that a link in the place of the copy is not followed. O_DSYNC records that the program
- * itself has passed O_NOFOLLOW. O_DSYNC is free for that, because a program's own open with O_DSYNC
- * never gets a copy. */
+/* Returns the flags for opening a copy, if the program opens the file with `flags`. Adds
+ * O_NOFOLLOW, so that the open does not follow a link in the place of the copy. If the program
+ * itself has passed O_NOFOLLOW, adds O_DSYNC to record that. O_DSYNC cannot come from the program,
+ * because a program's own open with O_DSYNC never gets a copy. */
 static inline int monarch_copy_flags(int flags) {
     return flags | O_NOFOLLOW | (__builtin_expect(flags & O_NOFOLLOW, 0) ? O_DSYNC : 0);
 }
@@ -66,8 +67,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call this after the open of a path that, as far as the look-up knows, leads to no source; `fd` is
- * the descriptor. Returns whether the path leads to a file of a source after all. */
+/* Call this after the open of a path for which the look-up has found no source. fd: the result of
+ * the open. Returns whether the path leads to a file of a source after all. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);

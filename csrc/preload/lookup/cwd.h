@@ -1,5 +1,5 @@
-/* Tracks whether the working directory is far from all sources. While it is, most relative paths
- * need no look-up. */
+/* Tracks whether the working directory is far from all sources. While the working directory is far,
+ * most relative paths need no look-up. */
 #pragma once
 
 #include <fcntl.h>
@@ -10,15 +10,15 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Position of the working directory. FAR: it is neither below nor above any source, so a relative
- * path needs no getcwd. NEAR: it is below or above a source, so the kernel is asked for the working
- * directory at each relative path. An outdated NEAR costs time only. The two lowest bits of
- * monarch_cwd_is hold one of these values; the other bits count changes of directory. */
+/* Position of the working directory. FAR: the directory is neither below nor above any source, so a
+ * relative path needs no getcwd. NEAR: the directory is below or above a source, so each relative
+ * path needs a getcwd. If NEAR is outdated, that costs time, but does no harm. The two lowest bits
+ * of monarch_cwd_is are one of these values. The other bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
-/* Whether a path is relative to a working directory far from every source, and has no `..`. Unless
- * it passes a link, such a path leads to no source. Nearly all relative paths of programs are of
- * this kind. */
+/* Whether a path is relative to a working directory far from every source, and has no `..`. Such a
+ * path leads to no source, unless a component of the path is a link. Nearly all relative paths of
+ * programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

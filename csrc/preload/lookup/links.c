@@ -10,12 +10,13 @@
 #include "shared/xxh3.h"
 
 /* The table has an entry per directory. It consists of SETS sets of WAYS entries; a directory's key
- * selects its set. If that set is full, a new directory replaces another one, which is learned
- * again at its next use. */
+ * selects its set. If that set is full, a new directory replaces another directory. The library
+ * learns the replaced directory again at its next use. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into one. So one in LOOK_AGAIN opens in
- * such a directory checks again, with an fstat, where the opened file lies. */
+/* A directory that leads to no source may later get a link into a source. So after one in
+ * LOOK_AGAIN opens in such a directory, an fstat checks again whether the opened file is in a
+ * source. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -52,8 +53,8 @@ static uint64_t find(uint64_t key) {
 }
 
 /* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
- * returns the entry to be replaced: an entry with the lowest lead. A directory that leads elsewhere
- * is thus replaced first, because it is cheap to learn again. */
+ * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So
+ * MONARCH_LEAD_ELSEWHERE is replaced first, because it is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -88,9 +89,10 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Finds a directory, above the path's directory, that is known to lead into a source. If there is
- * one, records in the table that the path's directory leads into the source too, and returns the
- * upper directory's entry. Otherwise returns 0. */
+/* `directory` is the length of the path's directory. Searches the directories above the path's
+ * directory for one that is known to lead into a source. If there is one, records in the table that
+ * the path's directory leads into the source too, and returns the table's entry of the directory
+ * that was found. Otherwise returns 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -103,9 +105,9 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Returns the entry of the path itself, which may be the link that leads into a source. If the path
- * has no entry, returns `word`, the entry of the path's directory. If `word` is 0, returns the
- * entry of a directory above the path's directory. */
+/* Searches the table in three steps, and returns the first entry that it finds. The first step is
+ * the path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). The second step is
+ * the path's directory, whose entry is `word`. The third step is the directories above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -127,8 +129,8 @@ struct monarch_hint monarch_hint_for(const char *path, size_t n) {
 
 /* --- what the kernel says --------------------------------------------------------------------- */
 
-/* Finds a file's entry in the catalog by its inode. Returns its number, or -1 if there is none.
- * Searches all sources on the device, because one source may lie within another. */
+/* Returns the number of the catalog's entry for the file with this device and inode, or -1 if there
+ * is none. Searches all sources on the device, because one source may lie within another. */
 static int64_t entry_of(const struct session *s, const struct monarch_catalog *c, uint64_t dev,
                         uint64_t ino) {
     for (int i = monarch_source_on(s, dev, 0); i >= 0; i = monarch_source_on(s, dev, i + 1)) {
@@ -147,9 +149,9 @@ static int look(const char *path, struct statx *x) {
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two calls of look have seen the same directory through the same mount. Two mounts of one
- * directory may have different mounts below them. Older headers do not name the field of the
- * mount's id, so it is read by its position after the device. */
+/* Whether two calls of look have seen the same directory through the same mount. The mount matters,
+ * because two mounts of one directory may have different mounts below them. Older headers do not
+ * name the field of the mount's id, so the id is read by its position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -160,9 +162,9 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
 }
 
 /* Returns the catalog's entry of the source's directory to which the first `n` bytes of the path
- * lead, or NULL. Comparing the inode is not enough: the directory may have been moved since the
- * scan, and another one may have its path. So the path in the entry must lead to the same
- * directory. */
+ * lead, or NULL. It is not enough that an entry has the directory's inode: the directory may have
+ * been moved since the scan, and another directory may be at the entry's path. So the entry's path
+ * must lead to the same directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -207,8 +209,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* If most files of the directory are outside all sources, their opens should not pay for the
-     * few files that are inside. So the hint is dropped at intervals. */
+    /* The hint costs each open in this directory a system call. If most files of the directory are
+     * outside all sources, that cost brings nothing. So the hint is dropped at intervals. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -216,8 +218,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Learns where the first `n` bytes of the path lead. `st` describes the file to which the whole
- * path leads. Returns whether the path leads into a source. */
+/* Learns where the first `n` bytes of the path lead, and stores that in the table. `st` describes
+ * the file to which the whole path leads. Returns whether the path leads into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
@@ -247,8 +249,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether to find out where the first `n` bytes of `path` lead. The table does not hold paths whose
- * text leads into a source, nor relative paths that may lead there. */
+/* Whether the library should find out where the first `n` bytes of `path` lead. It should not if
+ * the table already has an entry for them, unless that entry is due for a check. It also should not
+ * if the path's text leads into a source, or if a relative path may lead into a source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -1,9 +1,9 @@
-/* Paths that lie outside every source and lead into one through a link.
+/* Paths that lie outside every source and lead into a source through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
- * records where directories have led. An entry of the table is a hint: before a copy is served, the
- * hint is checked by a system call. So entries may be outdated or lost. The table thus needs no
- * lock, not even for signal handlers and forks. */
+ * stores to which source a directory has led. An entry of the table is a hint: before the library
+ * serves a copy, it checks the hint by a system call. So entries may be outdated or lost, and the
+ * table needs no lock, not even for signal handlers and forks. */
 #pragma once
 
 #include <sys/stat.h>
@@ -27,18 +27,20 @@ struct monarch_hint {
  * nearly all processes. */
 extern uint32_t monarch_links_met HIDDEN;
 
-/* Returns what the table says of a path of `n` bytes, which is absolute or relative to the working
+/* Returns the table's hint for a path of `n` bytes. The path is absolute or relative to the working
  * directory. */
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
 /* Returns the entry of the source's directory to which the first `prefix` bytes of `path` lead now.
- * If they lead to none, drops the hint and returns NULL. */
+ * If these bytes lead to no directory of a source, removes the hint for `path` from the table and
+ * returns NULL. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
-/* Returns the number of the entry of the file to which `path` leads now, or MONARCH_OUTSIDE if
- * there is none or the file has changed since the scan. Costs one system call at the source.
- * *version gets the entry's version, which stays the same while the entry describes that file. */
+/* Returns the number of the catalog's entry for the file to which `path` leads now. Returns
+ * MONARCH_OUTSIDE if there is no such entry, or if the file has changed since the scan. Costs one
+ * system call at the source. *version gets the entry's version, which stays the same as long as the
+ * entry describes that file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 

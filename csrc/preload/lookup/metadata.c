@@ -7,8 +7,9 @@
 #include "shared/sys.h"
 
 /* A look is a call of statx that asks the source whether a directory has changed. Its answer is
- * valid for a second (LOOK_HOLDS). One word stores a look: the number of the directory's entry + 1,
- * and in the lowest TIME_BITS bits the time, in ticks of 2^TICK_BITS ns. */
+ * valid for a second (LOOK_HOLDS). A look is stored in one word. The lowest TIME_BITS bits are the
+ * time of the look, in ticks of 2^TICK_BITS ns. The other bits are the number of the directory's
+ * entry + 1. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
@@ -48,11 +49,11 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Whether the directory has not changed since it was listed. Without the library, a listing would
- * be fresh: NFS asks its server whenever a directory is opened, and FUSE whenever a directory is
- * listed. So the statx asks the server too (AT_STATX_FORCE_SYNC); the attributes that a plain stat
- * returns may have been cached a minute ago. This is a separate function, so that only the few
- * calls that need it have the attributes on their stacks. */
+/* Whether the directory is unchanged since the daemon listed it. This function asks the source's
+ * server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel cached a
+ * minute ago. A program's own listing would also ask: NFS asks its server whenever a directory is
+ * opened, and FUSE asks whenever a directory is listed. This is a separate function, so that only
+ * the few calls that need it have the attributes on their stacks. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -64,8 +65,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed or is gone. From now on the source lists it, without further looks.
-     * After any other error, which may be temporary, nothing is recorded. */
+    /* The directory has changed or is gone, so it is marked. From now on the source lists the
+     * directory, without further looks. Other errors may be temporary, so nothing is marked after
+     * them. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -100,10 +102,10 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked again after the look. Before the look, the daemon may have stored the
-     * new times of a changed directory. The look then compares with the new times and finds no
-     * change. But the daemon marks the directory before it stores the times, so this second check
-     * sees the mark. */
+    /* The listing is checked again after the look, for the following case. The directory has
+     * changed, and the daemon has stored the new times in the entry before the look. The look then
+     * compares with the new times, and finds no change. But the daemon marks a changed directory
+     * before it stores the new times, so the second check finds the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

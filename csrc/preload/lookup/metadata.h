@@ -15,25 +15,25 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Whether the catalog has an entry for the file to which `path` leads, and this process may get
- * answers about it. *k then refers to that entry. The functions below tell what the catalog can
- * answer for it. */
+/* Whether the catalog has an entry for the file to which `path` leads, and may answer this process.
+ * If so, *k refers to the entry. The functions below say which calls the catalog can answer for
+ * this entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Whether the catalog can answer with the entry's attributes. For a directory, it must also be able
- * to list the directory: a program that compares a directory's times before and after listing it
- * must see a change. */
+/* Whether the catalog can answer with the entry's attributes. For a directory, the catalog must
+ * also have a valid listing. Otherwise a program that compares the directory's times before and
+ * after listing the directory could miss a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
  * attributes meanwhile. Some of the attributes read may then be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the directories were compared with the source less than `revalidate_ns` (struct
- * monarch_control) ago. If they were not, asks the daemon for a comparison. */
+/* Whether the last comparison of the directories with the source is less than `revalidate_ns`
+ * (struct monarch_control) ago. If it is not, asks the daemon for another comparison. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,

@@ -111,7 +111,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, n, &a->rel);
         if (a->source < 0) {
-            /* Nearly every open ends here, because its directory is known to lead elsewhere. */
+            /* Most opens return here: the table says that the path's directory leads to no
+             * source. */
             int leads = aim_through_link(s, path, n, a);
             if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||
                 monarch_is_outside(s->control, path))
@@ -130,9 +131,9 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Only the part `rel` of the path needs the check, because the part before it equals the
-     * source's path. The check loads 16 bytes at once, so for a short `rel` it begins before
-     * `rel`. */
+    /* Only the part `rel` of the path needs the check, because the part before `rel` equals the
+     * source's path. The check loads 16 bytes at once, so if `rel` is short, the check begins
+     * before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;
@@ -174,6 +175,6 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    *c = a.catalog; /* a second try may have mapped a larger catalog, which has the entry */
+    *c = a.catalog; /* the catalog that has entry `id`: the look-up may have mapped a newer one */
     return id;
 }

@@ -17,8 +17,8 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
-/* The state between the two steps of monarch_locate: monarch_aim fills it in, and
- * monarch_locate_aimed uses it. A plain path, which is absolute and in a source, is looked up by
+/* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
+ * it. A plain path, which is absolute and whose text leads into a source, is looked up by
  * `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
@@ -27,13 +27,15 @@ struct monarch_aim {
     const struct monarch_entry *base;
     size_t skip;
     enum monarch_lead lead; /* how the path leads into a source, if its text does not */
-    uint32_t version; /* with MONARCH_LEAD_FILES: the entry's version, see monarch_enter_file */
-    int is_open;      /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    int is_new;       /* 1: the path's text leads into no source, and no hint is known */
-    const char *rel;  /* the path relative to the source */
+    /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
+    uint32_t version;
+    int is_open;     /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
+    int is_new;      /* 1: the path's text leads into no source, and no hint is known */
+    const char *rel; /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    /* 1: only the path's last component leads into the source, and so may be a link */
+    /* 1: the path itself may be a link into the source. If links are not followed, such a path
+     * leads to the link, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
     /* Number of the source. -1: not known yet, because the path must be resolved in the slower,

@@ -2,9 +2,9 @@
  *
  * The lock is held only while a thread reads or changes the table. All signals that a program can
  * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A
- * replacement takes longer, and does not hold the lock. Meanwhile its slot is in the state
- * REPLACING. Only a thread that is about to change the slot's range waits for the end of the
- * replacement.
+ * replacement takes longer, so the thread that replaces a mapping does not hold the lock. Meanwhile
+ * the mapping's slot is in the state REPLACING. Only a thread that is about to change the slot's
+ * range waits for the end of the replacement.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"
@@ -36,9 +36,9 @@ void monarch_slots_recount(void) {
 
 /* [adopt] Call this in the child of a fork. If a thread of the parent was changing the table at the
  * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
- * way continues only in the parent, so its slot waits again here. The parent may already have
- * replaced that mapping before the fork; the check of what is mapped, which comes before each
- * replacement, finds that out. */
+ * way continues only in the parent, so the child sets its slot to WAITING again. The parent may
+ * have replaced that mapping just before the fork. The child notices that, because each replacement
+ * begins with a check of what is mapped. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -88,8 +88,8 @@ void monarch_slot_free(struct slot *s) {
     monarch_slots_recount();
 }
 
-/* Adds a slot. Returns NULL if none is free. The caller holds the lock and has called
- * begin_edit. */
+/* Stores `what` in a free slot. Returns that slot, or NULL if no slot is free. The caller holds the
+ * lock and has called begin_edit. */
 static struct slot *put(const struct slot *what) {
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &monarch_slots[i];
@@ -112,9 +112,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to the part [begin, end) of the slot's range. The pieces before and after
- * that part go on waiting, in slots of their own. If no slot is free for a piece, that piece stays
- * on the source. */
+/* [say] Applies `what` to the part [begin, end) of the slot's range. Puts the pieces before and
+ * after that part into slots of their own, in which the pieces go on waiting. If no slot is free
+ * for a piece, that piece stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -150,7 +150,7 @@ static int is_in(const struct slot *s, uint64_t begin, uint64_t end) {
            begin < GET(s->end);
 }
 
-/* [quiet] */
+/* The step [quiet] of the model. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
     uint32_t seen = __atomic_load_n(&edits, __ATOMIC_ACQUIRE);
     if (seen & 1)
@@ -171,7 +171,8 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* [busy] [carve] [put] [end_edit]; [lost] if the lock has been given up. */
+/* Steps of the model: [busy] [carve] [put] [end_edit], or only [lost] if the lock has been given
+ * up. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {

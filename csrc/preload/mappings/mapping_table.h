@@ -1,7 +1,8 @@
 /* The table of mappings that wait for their copies.
  *
  * mappings.c adds mappings to the table, and removes a mapping that the program changes. The thread
- * of move.c removes a mapping that it has replaced, or that can no longer be replaced. */
+ * of move.c removes a mapping that it has replaced, or that can no longer be replaced. Names in
+ * brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #pragma once
 
 #include <signal.h>
@@ -11,13 +12,14 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-#define SLOTS 128 /* ranges that can wait at a time; any further range stays on the source */
+/* maximum number of ranges that wait at a time; any further range stays on the source */
+#define SLOTS 128
 
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    /* Atomic. Only the thread of move.c ends the state REPLACING; it does not take the lock for
-     * that. */
+    /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
+     * lock. */
     uint32_t state;
     uint32_t number; /* changes with each change of the slot */
     uint64_t begin, end, offset;
@@ -43,8 +45,8 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* [lock] Takes the table's lock; the caller has blocked signals. Returns 0 if the lock has been
- * given up. No mapping is ever replaced after that. */
+/* [lock] Takes the table's lock. The caller has blocked signals. Returns 0 if the process has given
+ * up the lock. Once the lock is given up, no replacement of a mapping begins any more. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
@@ -58,6 +60,6 @@ void monarch_slots_recount(void);
 /* Whether no mapping in the range waits, so that monarch_slots_say has nothing to do. Takes no
  * lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
-/* See monarch_mappings_say. Returns 0 while a mapping in the range is being replaced; the caller
- * must then call again. */
+/* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
+ * The caller must then call again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);

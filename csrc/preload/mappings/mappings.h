@@ -1,8 +1,9 @@
-/* Live mappings of source files whose copies are not complete.
+/* Handles live mappings of source files whose copies are not complete.
  *
- * A thread replaces each mapping in place once its copy is complete; the thread runs only while a
- * mapping waits. docs/architecture.md draws the states. tests/csrc/test_mapping_model.py tries
- * every order of the steps, whose names are in brackets in the comments. */
+ * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of the
+ * copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
+ * tests/csrc/test_mapping_model.py tries every order of the steps, whose names are in brackets in
+ * the comments. */
 #pragma once
 
 #include "preload/fill/demand.h"
@@ -15,10 +16,10 @@ int monarch_mapping_can_wait(int prot, int flags);
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* Call this before a system call that removes or changes a mapping. When it returns, no mapping in
- * the range is being replaced. what = MONARCH_FORGET: no mapping in the range will be replaced
- * later either. Any other value of `what` is the advice of a call of madvise. The same advice is
- * given later for the mapping of the copy. */
+/* Call this before a system call that removes or changes a mapping. After the call, no mapping in
+ * the range is being replaced. If `what` is MONARCH_FORGET, no mapping in the range will be
+ * replaced later either. Any other value of `what` is the advice of a call of madvise. If a mapping
+ * is replaced later, the new mapping gets the same advice. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())
@@ -32,5 +33,5 @@ void monarch_mappings_refuse(int refuse);
  * for their copies. */
 void monarch_mappings_after_fork(void);
 /* Call this before a system call that the kernel refuses to a process with several threads. Forgets
- * all mappings, and waits up to 0.5 s until the thread has ended. */
+ * all mappings, so that the thread of move.c ends, and waits up to 0.5 s for its end. */
 void monarch_mappings_end(void);

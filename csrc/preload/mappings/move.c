@@ -1,7 +1,7 @@
-/* The thread that replaces live mappings by mappings of copies; it runs while a mapping waits.
+/* The thread that replaces live mappings by mappings of copies. It runs as long as a mapping waits.
  *
- * The thread makes only raw system calls, and leaves no descriptor open. It has all signals blocked
- * except the one with which libc's setuid interrupts every thread.
+ * The thread makes only raw system calls, and leaves no descriptor open. In the thread, all signals
+ * are blocked except one: the signal with which libc's setuid interrupts every thread.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/move.h"
@@ -20,9 +20,9 @@
  * being filled, otherwise LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. The thread's own frames take 6 KiB. glibc puts the static
- * thread-local variables on the stack too, and the handler of the one signal that is not blocked
- * needs a frame. */
+/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. The stack must also have
+ * room for the static thread-local variables, which glibc puts there, and for a frame of the
+ * handler of the one signal that is not blocked. */
 #define STACK 262144
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */
@@ -62,8 +62,9 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* The descriptor will be closed again, and closing any descriptor of a file drops the process's
-     * POSIX locks on that file. So a copy on which the program may have locks is not used. */
+    /* The caller closes the copy's descriptor again. Closing any descriptor of a file drops the
+     * process's POSIX locks on that file, so a copy on which the program may have locks is not
+     * used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
@@ -71,10 +72,10 @@ static int open_copy(const struct slot *s, uint64_t word) {
 }
 
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system for the new one. If the file system then failed, nothing would be mapped there. So a
- * trial mapping is made elsewhere first, to make sure that the copy can be mapped. Returns 1 if the
- * copy is mapped, 0 if the attempt may be repeated, -1 if the last check before the replacement has
- * failed. */
+ * file system for the new one. If the file system then failed, nothing would be mapped at these
+ * addresses. So a trial mapping is first made at other addresses, to make sure that the copy can be
+ * mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if the last check
+ * before the replacement has failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -87,7 +88,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        if (!is_address(r)) /* no memory for another mapping: moves the trial mapping there */
+        /* no memory for a third mapping: moves the trial mapping to these addresses */
+        if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
         done = is_address(r);
@@ -138,8 +140,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] The slot is released without the lock, which may have been given up while
-         * another thread waits for this slot. */
+        /* [release] This thread releases the slot without the lock: another thread may be waiting
+         * for this slot even if the lock has been given up. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -157,8 +159,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has made progress lately. The session's state does not tell that: after a
- * daemon was killed, the session still looks as if it served. */
+/* Whether the daemon has made progress lately. The session's state does not show this: after the
+ * daemon was killed, the state is still MONARCH_SERVING. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

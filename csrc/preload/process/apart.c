@@ -18,12 +18,12 @@ struct apart {
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* Runs the work with a table of descriptors of its own. Since Linux 5.9, close_range gives the
- * thread an empty table (before 6.13, it copies at most the lowest 64 descriptors and closes the
- * copies). On older kernels, unshare copies the whole table, and closing descriptor 0, usually the
- * standard input, frees one descriptor number. In both cases, the process's own table does not
- * change. The process loses no POSIX lock, because a lock belongs to the table through which it was
- * taken. */
+/* Runs the work with a table of descriptors of its own. close_range (since Linux 5.9) gives the
+ * thread an empty table. Before Linux 6.13, it copies at most the lowest 64 descriptors and closes
+ * the copies. On older kernels, unshare copies the whole table. The thread then closes its copy of
+ * descriptor 0, usually the standard input, so that one number is free. The process's own table
+ * does not change in any case. The process loses no POSIX lock, because a lock belongs to the table
+ * through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -32,8 +32,8 @@ static int run(void *at) {
     return 0;
 }
 
-/* Starts the thread with all signals blocked. No signal handler may run in it, because it has no
- * thread-local memory of its own. */
+/* Starts the thread with all signals blocked. No signal handler may run in the thread, because the
+ * thread has no thread-local memory of its own. */
 static int start(struct apart *a) {
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
                       CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;

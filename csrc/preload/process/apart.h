@@ -4,7 +4,7 @@
 #define MONARCH_APART_BYTES 128
 
 /* Calls work(data) in a thread that shares everything with the process except the table of
- * descriptors. The thread can open a descriptor, however many the process has open. `data` (`n`
+ * descriptors. So the thread can open a descriptor even if the process's table is full. `data` (`n`
  * bytes, at most MONARCH_APART_BYTES) is copied to the thread and back. `work` may only make system
  * calls. Returns whether the work was done within a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);

@@ -1,6 +1,7 @@
-/* The one table of the functions that are interposed. Names such as `__open_2` and `__read_chk` are
- * in it because _FORTIFY_SOURCE turns calls of the plain names into calls of these. Names such as
- * `open64` are not in it: each is an alias of the plain function (TWIN), never a copy.
+/* The table of all functions that are interposed. It contains names such as `__open_2` and
+ * `__read_chk`, because _FORTIFY_SOURCE replaces calls of `open` and `read` with calls of these
+ * functions. It does not contain names such as `open64`: each of them is an alias of the plain
+ * function, made by TWIN.
  *
  *   X(name, return type, arguments)   a function that the library interposes; the original, in a
  *                                     library loaded after this one, is found at its first call
@@ -211,7 +212,7 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c. If the library linked to them, it would require a newer libc than it otherwise does.
+ * of move.c. The library does not link to them, because it would then require a newer libc.
  * __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
@@ -223,9 +224,9 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function another name. It uses the assembler's `.set` because the headers declare the two
- * names with different types, which have the same layout. Each file of calls/ has its TWIN lines at
- * its end. */
+/* Gives a function a second name. The headers declare the two names with different types, although
+ * the types have the same layout. So the alias is made with the assembler's `.set`, which ignores
+ * types. Each file of calls/ has its TWIN lines at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
@@ -258,12 +259,13 @@ static inline void *monarch_real_of(void **at, const char *name) {
     return __builtin_expect(found != NULL, 1) ? found : monarch_real_find(at, name);
 }
 
-/* The function as a library after this one defines it; NULL if no such library defines it. It is
- * looked up at its first call. That call may come before this library's constructor, from the
- * constructor of another library. */
+/* The function `name` of a library that was loaded after this one, or NULL if no such library
+ * defines the function. The first use of this macro looks the function up. That may be before this
+ * library's constructor has run, because other libraries' constructors may call interposed
+ * functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if it was found before, otherwise NULL. This macro does not search for it, because
- * its users do not have enough stack for a search. */
+/* The function if it was found before, otherwise NULL. This macro does not search for the function,
+ * because its callers may not have enough stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

@@ -1,4 +1,5 @@
-/* Logs the library's decisions, into one file per process, if MONARCH_LOG is `debug`. */
+/* Logs the library's decisions if MONARCH_LOG is `debug`. Each process has a log file of its
+ * own. */
 #pragma once
 
 extern int monarch_logging;

@@ -4,8 +4,8 @@
 #include <stdint.h>
 
 /* The identity of a file in /proc/self/maps. On overlayfs and btrfs, stat may return another
- * identity. So the library reads the identity from /proc/self/maps when a mapping is made, and
- * later compares it only with what /proc/self/maps then shows. */
+ * identity for the same file. So the library reads the identity from /proc/self/maps when a mapping
+ * is made, and later compares it only with identities from /proc/self/maps. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

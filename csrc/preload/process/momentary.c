@@ -5,9 +5,9 @@
 /* Longest time that a fork waits until momentary descriptors are closed [ns]. The wait is limited
  * because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
-/* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. A
- * fork that takes longer was abandoned: a signal handler has jumped out of it. In any other fork,
- * the kernel has copied the descriptors long before. */
+/* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. If
+ * a fork seems to take longer, a signal handler has jumped out of it. In every other fork, the
+ * kernel has copied the descriptors long before this time. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
@@ -18,9 +18,8 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers the count, but not below 0. The count may be lower than this thread expects: in the child
- * of a fork that the library did not see, both counts are reset once the library notices the
- * fork. */
+/* Lowers the count, but not below 0. The count may be 0 already: in the child of a fork that the
+ * library did not see, both counts are reset once the library notices the fork. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -33,8 +32,8 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* The count is raised before the check. So if one thread opens a descriptor while another thread
- * forks, at least one of the two sees the other. */
+/* `open_now` is raised before `forking` is checked. So if one thread opens a descriptor while
+ * another thread forks, at least one of the two threads sees the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

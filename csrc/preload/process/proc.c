@@ -29,9 +29,9 @@ char monarch_reader_next(struct monarch_reader *r) {
 }
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
- * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the directory
- * lists descriptors. `act` is then not called for `list` itself. If the directory does not list
- * `list`, it shows another table of descriptors, and the result is 0. */
+ * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
+ * are descriptors. `list` must then be one of them, and `act` is not called for it. If `list` is
+ * missing, the directory shows another table of descriptors, and the result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -58,8 +58,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* A thread may have its own table of descriptors (unshare, clone). /proc/self/fd would show the
- * first thread's table instead. */
+/* Lists /proc/thread-self/fd, because a thread may have its own table of descriptors (unshare,
+ * clone). /proc/self/fd always shows the first thread's table. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
@@ -84,8 +84,9 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* The texts that the thread's file `syscall` in /proc must contain: the call's number with the
-     * first argument, and the fourth argument, for example "8 0x5 " and "0x1234 ". */
+    /* Texts to be found in the thread's file `syscall` in /proc. `first` is the number of the call
+     * and its first argument, for example "8 0x5 ". `fourth` is the fourth argument, for example
+     * "0x1234 ". */
     char first[40], fourth[24];
     int found;
 };
@@ -122,8 +123,9 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* Only state D, from which no signal wakes a thread, proves that the thread sleeps inside the
-     * kernel. A thread that a tracer or a filter stops before the call is in another state. */
+    /* The thread sleeps inside the kernel only if its state is D, from which no signal wakes a
+     * thread. If a tracer or a filter has stopped the thread before the call, its state is another
+     * one. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

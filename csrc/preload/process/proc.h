@@ -22,10 +22,10 @@ int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
 int monarch_have_one_table(void);
 
 /* Whether a thread of this process sleeps in the system call `call` with these first and fourth
- * arguments. A thread that a tracer or a filter has stopped before the call does not sleep in the
- * call. Returns 0 without /proc. */
+ * arguments. A thread that was stopped before the call, by a tracer or a filter, does not count.
+ * Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
-/* Returns the offset of a descriptor, or 0 without /proc. Unlike lseek, this function does not wait
- * for another thread's read. */
+/* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function
+ * does not wait for another thread's read. */
 uint64_t monarch_offset_of(int fd);

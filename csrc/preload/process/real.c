@@ -1,11 +1,11 @@
 /* Finds the originals of the functions that the library interposes, as dlsym(RTLD_NEXT) would.
  *
- * Each function is looked up when it is first called: most processes of a job are short, and call
- * few of them. dlsym itself has three problems. Before glibc 2.34 it is in libdl, but the library
- * links only to libc. It takes a lock, which must not happen in signal handlers and in a child of
- * vfork. And it may allocate memory, which calls this library's open() again if the program has
- * replaced malloc. So this file stores where the libraries' symbol tables are, and searches the
- * tables itself. */
+ * Each function is looked up when it is first called, because most processes of a job are short,
+ * and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it is in libdl,
+ * but the library links only to libc. It takes a lock, which must not happen in signal handlers and
+ * in a child of vfork. And it may allocate memory, which calls this library's open() again if the
+ * program has replaced malloc. So this file stores where the libraries' symbol tables are, and
+ * searches the tables itself. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -16,8 +16,8 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Maximum number of tables that are stored. If more libraries come before libc, the last of these
- * libraries are not searched. libc is always searched. */
+/* Maximum number of tables that are stored. If there are more tables, the tables of the last
+ * libraries before libc are left out. libc is always searched. */
 #define TABLES 64
 /* The value that struct real_calls has for a function that no library defines. */
 #define ABSENT ((void *)1)
@@ -93,7 +93,7 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     if (!buckets || !blooms)
         return NULL;
     /* Most libraries do not define the name. Two bits of a library's Bloom filter show that. The
-     * filter's size is a power of two; otherwise the dynamic linker would not have loaded the
+     * filter's size is certainly a power of two, because the dynamic linker loads no other
      * library. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
@@ -150,8 +150,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Several threads may call this function at once before the constructor has run. They search one
- * after the other, because dl_iterate_phdr takes a lock, and all of them store the same results. */
+/* Several threads may call this function at once before the constructor has run. The threads search
+ * one after the other, because dl_iterate_phdr takes a lock. All of them store the same results. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);

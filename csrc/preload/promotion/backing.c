@@ -11,19 +11,20 @@
 #include "shared/sys.h"
 
 /* Backing descriptors get descriptor numbers from this one on, unless the process's limit is lower.
- * They get high numbers, because programs expect their own descriptors to get the lowest free
- * numbers. */
+ * The numbers are high, because a program expects each of its own descriptors to get the lowest
+ * free number. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
  * is IS_BACKING | 1 + the number of the descriptor that it backs. Both directions are stored,
- * because a program may close backing descriptors, although it does not know their numbers. */
+ * because a program may also close a backing descriptor, for example by closing a range of
+ * numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. is_ours compares this
- * half: the program may have closed the backing descriptor by a direct system call, and opened
- * another file with the same descriptor number. */
+/* For each backing descriptor: the lower half of its file's inode number. By this half, is_ours
+ * notices if the program has closed the backing descriptor by a direct system call, and has then
+ * opened another file with the same descriptor number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -55,8 +56,8 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. Also
- * returns -1 if the number is too high for the table; the duplicate is then closed again. */
+/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. If the
+ * duplicate's number is too high for the table, closes the duplicate again and also returns -1. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
@@ -82,7 +83,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `before`, which is no longer a backing descriptor, or `high`, which has not become one */
+    /* `left` is the descriptor that is not a backing descriptor now: either the replaced `before`,
+     * or `high`, which could not be recorded. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -217,8 +219,9 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls act for each other descriptor of this process that shares the open file of `fd`. If the
- * kernel cannot compare descriptors (kcmp), does not call act at all. */
+/* Calls `act` for each duplicate of `fd` in this process: each other descriptor that shares the
+ * open file of `fd`. If the kernel cannot compare descriptors (kcmp), does not call `act` at
+ * all. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -238,9 +241,9 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Opens `path` with O_PATH at a high descriptor number, if it still leads to the entry's file. The
- * number is thus reserved before the file is opened for reading. On failure, returns -1 or -2 like
- * monarch_backing_fd. An O_PATH descriptor is used, because closing it later ends no locks. */
+/* Reserves a high descriptor number for a backing descriptor: opens `path` with O_PATH at that
+ * number, if `path` still leads to the entry's file. O_PATH is used, because closing such a
+ * descriptor drops no locks. On failure, returns -1 or -2 like monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -254,7 +257,7 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source's file of the copy that is open as `fd`, at a high descriptor number. On
+/* `fd` is a descriptor of a copy. Opens the copy's source file at a high descriptor number. On
  * failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
@@ -290,7 +293,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    if (known >= 0) /* `known` backs an earlier descriptor, whose close the library did not see */
+    /* `known` belongs to an earlier descriptor `fd`, whose close the library did not see */
+    if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
         return -1;
@@ -323,8 +327,9 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, the duplicates stay descriptors of the copy: another
-     * thread may close a duplicate at any time, and its number may then belong to another file. */
+    /* In a process with several threads, the duplicates of `fd` stay descriptors of the copy:
+     * another thread may close a duplicate at any time, and the duplicate's number may then belong
+     * to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

@@ -1,5 +1,5 @@
-/* Backing descriptors: each is a descriptor of the source's file that belongs to a descriptor of
- * the copy.
+/* Backing descriptors. A descriptor of a copy may have a backing descriptor, which is a descriptor
+ * of the copy's source file.
  *
  * A backing descriptor serves calls that only the source can answer (locks, holes, extents). It is
  * opened when it is first needed. From then on, it is duplicated, inherited and closed together
@@ -18,23 +18,24 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
  * opened. */
 int monarch_backing_fd(int fd);
 
-/* Call this after a lock was granted, because a writer may have held the lock before. If the
- * source's file now differs from the copy, replaces the descriptor and its duplicates in this
- * process by descriptors of the source's file. */
+/* Call this after a lock was granted on the backing descriptor of `fd`, because a writer may have
+ * held the lock before. If the source's file now differs from the copy, replaces `fd` and its
+ * duplicates in this process by descriptors of the source's file. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. Two kinds of calls need this: calls whose effect lasts until the file is changed, and calls
- * that later report the descriptor's number to the program. Returns 0 if the process can open no
- * further descriptor. */
+ * file. fcntl does this before a lease: the lease must be on the source's file, and the signal that
+ * announces the end of the lease reports the number of the program's own descriptor. Returns 0 if
+ * the process can open no further descriptor. */
 int monarch_become_source(int fd);
 
-/* Notes that POSIX locks were requested on a backing descriptor. These locks end when any
- * descriptor of the file is closed. */
+/* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
+ * locks on a file when any descriptor of the file is closed. So from now on, closing a descriptor
+ * of the copy drops these locks too. */
 void monarch_backing_has_posix_locks(void);
 
-/* Whether `fd` is a backing descriptor. The program does not know such a descriptor; if the program
- * closed it, the process would lose locks. */
+/* Whether `fd` is a backing descriptor. The program does not know of backing descriptors. If it
+ * closed one, for example in a loop over all numbers, the process would lose locks. */
 int monarch_is_backing(int fd);
 
 /* The next four functions keep the backing descriptor of `fd` in step with `fd`. */
@@ -50,12 +51,12 @@ void monarch_backing_flag_slow(int fd, int flag);
 
 /* The next three functions are for a call on all descriptors from `first` to `last`. */
 
-/* Call this before these descriptors are closed. Does for each what monarch_backing_close_slow
- * does, except for the backing descriptors that must stay open. */
+/* Call this before these descriptors are closed. Calls monarch_backing_close_slow for each of them,
+ * except for backing descriptors that must stay open. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 /* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
- * there is none. A backing descriptor must stay open if the descriptor that it backs is not closed
- * too. */
+ * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not
+ * in the range. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
 /* Call this when FD_CLOEXEC of these descriptors is set. */
 void monarch_backing_flag_range(unsigned first, unsigned last);

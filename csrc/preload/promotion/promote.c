@@ -13,10 +13,11 @@
 #include "shared/sys.h"
 
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
- * open file. That close drops the process's POSIX locks on the file, and takes long if the source
- * asks its server (flush). So a thread that is about to lock the file waits for the close. A slot
- * holds the process's pid << 40 | a hash of the file. A slot is free if it is 0. It is also free if
- * it holds another process's pid: this process has then inherited the slot by a fork. */
+ * open file. That close drops the process's POSIX locks on the file, and may take long, because
+ * some file systems ask their server at a close (flush). So a thread that is about to lock the file
+ * waits for the close. A slot holds the process's pid << 40 | a hash of the file. A slot is free if
+ * it is 0. It is also free if it holds another process's pid: this process has then inherited the
+ * slot by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -109,9 +110,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* If the offset is not 0, a call that the library did not see has moved it, and the descriptor
-     * is not promoted. The offset is read before the descriptor is pinned, because lseek waits for
-     * reads of other threads. */
+    /* If the offset is not 0, a call that the library did not see has moved the offset. The
+     * descriptor is then not promoted, because the program uses the offset. The offset is read
+     * before the descriptor is pinned, because lseek waits for reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
@@ -122,8 +123,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
     /* If another thread closes or replaces the descriptor before this thread has pinned it, pinning
-     * fails. Once the descriptor is pinned, a thread that is about to close or replace it waits
-     * until it is unpinned. */
+     * fails. Once the descriptor is pinned, a thread that is about to close or replace it waits for
+     * this promotion. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

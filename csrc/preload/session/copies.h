@@ -8,13 +8,13 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Size of a buffer for the path of a copy. 16 digits of the copy's name are written, although the
- * name is shorter. */
+/* Size of a buffer for the path of a copy. It has room for 16 digits of the copy's name, because
+ * monarch_copy_path writes 16, although the name is shorter. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
-/* Writes the path of the copy that `word` names. Every open needs such a path, so it is
- * written fast: all 16 hexadecimal digits are computed together, and the first MONARCH_COPY_NAME of
- * them are the name. */
+/* Writes the path of the copy that `word` names. Every open needs such a path, so this function
+ * must be fast. It computes 16 hexadecimal digits together. The first MONARCH_COPY_NAME digits are
+ * the copy's name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
@@ -29,7 +29,7 @@ static inline void monarch_copy_path(const struct session *s, uint64_t word, cha
 }
 
 /* Writes the path of the entry's file at the source to `path` (MONARCH_PATH_MAX bytes). Returns 0
- * if it does not fit. */
+ * if the file's path is too long. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
 /* Whether `st` describes the entry's file, unchanged since the scan. */
@@ -38,8 +38,8 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
 
 int monarch_has_mode_of_copy(unsigned mode);
 /* Returns the entry whose copy `st` describes, or NULL. Of `st`, only the device, inode, mode, link
- * count, size and mtime are used. Before the call, *s must be the newest session. After it, *s and
- * *c are the session and the catalog of the entry. Both may be of an earlier daemon, because
- * descriptors outlive the daemon that made their copies. */
+ * count, size and mtime are used. Before the call, *s must be the newest session. After the call,
+ * *s and *c are the session and the catalog of the entry. They may be those of an earlier daemon,
+ * because a copy's descriptor outlives the daemon that made the copy. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

@@ -24,15 +24,15 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * A process that has left a group, or was started without it, may not read files that only the
- * group may read, and must not get their copies either. */
+ * A process that is not in one of the daemon's groups may not read files that only this group may
+ * read. So the process must not get copies of such files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
 /* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
- * each search continues where the last one has ended. */
+ * each search begins where the previous search has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -45,14 +45,15 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
             return 0;
     }
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
-     * Most of them have no mapping in the container and are shown as UNMAPPED; no call can add such
-     * a group. So each UNMAPPED group may stand for one missing group of the daemon. Outside a
-     * container, no group may be missing. */
+     * Most of these groups have no number in the container, and the kernel shows each of them as
+     * UNMAPPED. So each UNMAPPED group may be one of the daemon's groups that seem to be missing. A
+     * process cannot give itself such a group, so this is safe. Outside a container, no group may
+     * be missing. */
     return !missing || !are_our_users(k);
 }
 
-/* Writes the effective group and all supplementary groups to `groups`. Returns how many, or a
- * negative errno: -EINVAL if there are more than `room`. */
+/* Writes the effective group and all supplementary groups to `groups`. Returns the number of
+ * groups, or a negative errno: -EINVAL if there are more than `room` groups. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
     long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);
@@ -80,8 +81,8 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* A process of another user than the daemon's is not checked, because it cannot open copies
- * anyway. */
+/* The check is only for processes of the daemon's user. A process of another user cannot open
+ * copies anyway. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

@@ -4,19 +4,19 @@
 
 #include "shared/sys.h"
 
-/* atomic; 1: some thread of this process may see other mounts than before, or have its own root
- * directory; never reset */
+/* Atomic. 1: some thread of this process may see other mounts than the process saw at first, or may
+ * have its own root directory. Never reset. */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point is below `path`; 1 if that is uncertain. Only a process in another mount
- * namespace than the daemon's needs the check, for example in a container. The daemon has not
- * scanned what is mounted below a source in that namespace. mountinfo is read in small pieces,
- * because the stack may be small. */
+/* Whether a mount point is below `path`; 1 if that is uncertain. The check is needed only if this
+ * process is in another mount namespace than the daemon, for example in a container. There, file
+ * systems that the daemon does not see may be mounted below a source. mountinfo is read in small
+ * pieces, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
-    /* index of the field in the line, counted from 0; field 4 is the mount point */
+    /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
     size_t same = 0; /* number of bytes in which the mount point equals the path so far */
     int differs = 0, found = 0;
@@ -84,8 +84,8 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 /* --- roots ---------------------------------------------------------------------------------- */
 
 /* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
- * word has two bits per source: 0 unknown, 1 the path leads to the scanned directory, 2 it leads to
- * another one. The upper half counts the process's changes of root. */
+ * word has two bits per source: 0 unknown, 1 the path leads to the scanned directory, 2 the path
+ * leads to another directory. The upper half counts the process's changes of its root directory. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -109,8 +109,9 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
         /* After a chroot, the paths of the tiers may lead elsewhere too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* An answer that was found before a chroot must not be stored after it. A chroot changes
-         * the count in the word; this inner loop then ends, and the outer loop checks again. */
+        /* If `same` was found before a chroot, it must not be stored after the chroot. A chroot
+         * changes the count in the word. This inner loop then ends, and the outer loop checks
+         * again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

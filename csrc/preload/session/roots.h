@@ -1,4 +1,5 @@
-/* Checks whether this process sees the same directories under the same names as the daemon. */
+/* Checks whether the paths of sources and tiers lead this process to the same directories as the
+ * daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -11,8 +12,8 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Whether the source's path or its alias leads this process to the directory that was scanned. One
- * of them is enough, because a program may use only the alias. */
+/* Whether the source's path or the source's alias leads this process to the directory that was
+ * scanned. One of the two is enough, because a program may use only the alias. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -23,13 +24,14 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* call this when a thread gets other mounts, or a root of its own; it cannot be undone */
+/* Call this when a thread gets other mounts or its own root directory. From then on, this process
+ * gets no copies. */
 void monarch_roots_are_foreign(void);
 
 /* Whether the path of some tier leads this process and the daemon to different directories. If so,
- * warns the user, because other files may have the names of copies in this process's directory. A
- * path that leads nowhere, as in a container without the tier, is no difference: at such a path, no
- * file can be mistaken for a copy. */
+ * warns the user: in the directory that this process sees, other files may have the names of
+ * copies. A path that leads nowhere, as in a container without the tier, does not count: at such a
+ * path, no file can be mistaken for a copy. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

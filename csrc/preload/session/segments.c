@@ -12,12 +12,12 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Room for "catalog.", 20 digits and the NUL [bytes]. It is small because a thread's first open may
- * happen on a small stack. */
+/* Room for "catalog.", 20 digits and the NUL [bytes]. It is no larger than necessary, because a
+ * thread's first open may happen on a small stack. */
 #define NAME_BYTES 29
-/* Maximum number of free addresses that are kept for later sessions, for each kind of range. A
- * process rarely has more than two sessions at a time. Any further free address stays mapped and
- * unused, which costs address space but no memory. */
+/* For each kind of range: maximum number of free addresses that are kept for later sessions. A
+ * process rarely has more than two sessions at a time. If more addresses are free, they stay mapped
+ * and unused, which costs address space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -48,8 +48,8 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* Gets the segment's size and identity. The size is reported as 0 if another user can access the
- * file, because a user who can write to it could redirect reads. */
+/* Gets the segment's size and identity. If another user can access the segment, its size is
+ * reported as 0, so that nobody uses it: a user who can write to a segment could redirect reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -77,7 +77,7 @@ int monarch_was_stopped(void) {
     return fd >= 0;
 }
 
-/* Arguments of a mapping to be made, and its result. */
+/* Arguments and result of map_whole and map_range. */
 struct request {
     char name[NAME_BYTES];
     struct monarch_segment found;
@@ -88,9 +88,9 @@ struct request {
 static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
               "monarch_run_apart must be able to copy a request");
 
-/* Runs `map`. If the process has no free descriptor, runs it again in a thread with its own table
- * of descriptors. Without the mapping, a change could not be recorded, and other processes would
- * still read the old copy. */
+/* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
+ * table of descriptors. The second try is necessary: without the mapping, a change could not be
+ * recorded, and other processes would still read the old copy. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -228,8 +228,8 @@ static void release_catalog(const struct monarch_catalog *c) {
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    clear(s->control, sizeof *s->control,
-          PROT_READ); /* this comes first, so that nothing new is mapped afterwards */
+    /* This comes first: with zeros in `control`, no thread maps another segment for the session. */
+    clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
         release_catalog(__atomic_load_n(&s->older[i], __ATOMIC_ACQUIRE));
@@ -249,9 +249,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by name, and may belong to a new daemon. But before a new daemon
-     * creates segments, it closes the session of the daemon that it replaces. So if this session
-     * still serves, the segment belongs to it. */
+    /* The segment was found by its name, and may belong to a new daemon. But before a new daemon
+     * creates segments, it closes the old daemon's session. So if this session still serves, the
+     * segment belongs to this session. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;

@@ -8,7 +8,7 @@
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
 /* Whether the session's last daemon has shut down properly, for example because a user has stopped
- * it. */
+ * the daemon. Returns 0 if the daemon was killed. */
 int monarch_was_stopped(void);
 
 struct monarch_segment {
@@ -22,20 +22,20 @@ int monarch_map_segment(const char *name, struct monarch_segment *out);
  * other users can access it. */
 int monarch_open_segment(const char *name, int flags, uint64_t *size);
 
-/* Whether a daemon of this library's version serves, and the counts and lengths in its segment
- * `control` are within bounds. */
+/* Whether this segment `control` belongs to a serving daemon of this library's version, and its
+ * counts and lengths are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Whether the name `control` still leads to the segment that the session has mapped. After the
- * session's directory was removed, the answer is 0, and the process cannot learn from the segment
- * that the daemon has ended. */
+/* Whether the name `control` still leads to the segment that the session has mapped. Returns 0 once
+ * the session's directory was removed. The mapped segment then no longer shows whether the daemon
+ * has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
  * reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
-/* Maps one of these segments. Returns NULL on failure. *reused = 1: an earlier session used the
- * address, and other threads may still use it. */
+/* Maps one of these segments. Returns its address, or NULL on failure. *reused gets 1 if an earlier
+ * session used the address: other threads may then still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
 /* Unmaps a range that no other thread has got from this session. If `reused` is 1, threads of an
  * earlier session may still use the address. The range is then filled with zeros instead of being

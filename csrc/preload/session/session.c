@@ -55,8 +55,8 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* Returns the rank, which is the launcher's number + 1. Returns 0 if the text is not a number, or
- * if the number is too large. */
+/* `text` is the number that the launcher has given to the rank. Returns this number + 1. Returns 0
+ * if `text` is not a number, or if the number is too large. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)
@@ -110,7 +110,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* The exchange fails if the daemon has taken this thread for dead and freed the slot. */
+    /* The exchange fails if the daemon has freed the slot, because it took this thread for dead. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

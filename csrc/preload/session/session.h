@@ -1,17 +1,19 @@
-/* The process's connection to a daemon's session. The process looks for a session when the library
- * is loaded, and for a newer session after its daemon has ended. None of these functions waits for
- * a daemon, takes a lock, or leaves a descriptor open. */
+/* The process's connection to a daemon's session. The process searches for a session when the
+ * library is loaded. After the session's daemon has ended, the process searches for a newer
+ * session. None of these functions waits for a daemon, takes a lock, or leaves a descriptor
+ * open. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. A process needs them for copies that were
- * dropped while it has them open: a newer, larger catalog does not contain these copies. */
+/* Number of replaced catalogs that a process keeps. While a program has a dropped copy open, the
+ * process needs the catalog that contains this copy. A newer, larger catalog does not contain
+ * it. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed. Threads that hang in a call, mappings that wait for their copies
- * (mapping_table.h) and the words of tracked descriptors (track.h) may still refer to it. Once its
- * segments are no longer needed, zeros are mapped over them. */
+/* A session is never freed. The following may still refer to a session: threads that hang in a
+ * call, mappings that wait for their copies (mapping_table.h), and the words of tracked descriptors
+ * (track.h). Once a session's segments are no longer needed, zeros are mapped over the segments. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
@@ -26,7 +28,7 @@ struct session {
     uint32_t mounts;
     /* atomic: the session of the previous daemon, whose copies may still be open */
     struct session *before;
-    /* Atomic. The last MONARCH_OLDER catalogs that were replaced; they stay mapped, because threads
+    /* Atomic. The last MONARCH_OLDER catalogs that were replaced. They stay mapped, because threads
      * may still read them. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
@@ -40,15 +42,16 @@ struct session {
     /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
     uint32_t released; /* atomic; 1: the segments are no longer mapped */
-    /* 1: when the session was attached, a tier's path led to another directory than for the
-     * daemon */
+    /* 1: when the process attached to the session, a tier's path led the process and the daemon to
+     * different directories */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
 
 /* The newest session. Atomic; NULL in a process that does not use Monarch. */
 extern struct session *monarch_current __attribute__((visibility("hidden")));
-/* The value of monarch_current while a configuration is given but no daemon has been found yet. */
+/* The value of monarch_current while the process has a configuration, but has found no daemon
+ * yet. */
 extern struct session monarch_waiting __attribute__((visibility("hidden")));
 
 struct session *monarch_session_slow(void);
@@ -72,7 +75,8 @@ static inline struct session *session_for_reading(void) {
 }
 
 /* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
- * Monarch is switched off: a file that changes meanwhile must not be served from its copy later. */
+ * Monarch is switched off. Otherwise, a file that has changed meanwhile would later be served from
+ * its outdated copy. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -80,8 +84,8 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* Returns the newest session if it has this number (5 bits). Otherwise returns monarch_waiting,
- * which serves nothing. */
+/* Returns the newest session if the session's number (5 bits) is `number`. Otherwise returns
+ * monarch_waiting, which serves nothing. */
 struct session *monarch_session_at(unsigned number);
 
 /* Maps the newest catalog and, if that succeeds, stores it in the session in place of `old`.
@@ -109,18 +113,20 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Whether the source returns the file sooner than a wait for the copy would end. */
+/* Whether the source is so fast that a read at the source ends sooner than a wait for the file's
+ * copy. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
 /* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
- * copies are not read. The first call maps it, because most processes never need it. */
+ * copies are not read. The first call of this function maps the segment, because most processes
+ * never need the segment. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
-/* Checks the switch files, the process's rights, and whether the session's directory still exists,
- * at most once a second. */
+/* At most once a second, checks the switch files, the process's rights, and whether the session's
+ * directory still exists. */
 void monarch_tick(struct session *s);
 /* Call this when the user or the groups may have changed. Checks at once whether the process's
  * rights suffice for the newest session. */
@@ -136,8 +142,8 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* These functions search the sources or the tiers, from number `from` on, for the first that lies
- * on the device `dev`. They return its number, or -1 if there is none. */
+/* These functions return the number of the first source, or of the first tier, that is on the
+ * device `dev`. The search begins at number `from`. They return -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
@@ -148,13 +154,14 @@ void monarch_ring(struct session *s);
 /* Whether monarch_hint_scan may have room for a path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
- * there is no room. */
+ * there is no room. is_part: 1 if the program has read too little of the file for the file to be
+ * filled. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
 /* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
  * the file that it was when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* Tells child processes that the warning was given. Call this only in a constructor, while there is
- * only one thread. */
+/* If this process has written the warning, makes its child processes omit it. Call this only in a
+ * constructor, while there is only one thread. */
 void monarch_pass_warning_on(void);

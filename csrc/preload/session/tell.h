@@ -1,14 +1,14 @@
 /* Reports changed files to the daemon from a process that lacks the address space to map the
  * segments.
  *
- * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to a file of the
- * session, and the daemon marks them in the changed filter. */
+ * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to the session's
+ * file `changes`. The daemon reads this file, and marks the changes in the changed filter. */
 #pragma once
 
 #include <sys/stat.h>
 
-/* Whether the process's last search for a daemon found one, but the process lacked the address
- * space to attach to it. */
+/* Whether the process, at its last search, found a daemon to which it could not attach for lack of
+ * address space. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything

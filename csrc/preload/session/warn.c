@@ -7,8 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* The environment variable that is set once the line was written. It tells the programs that this
- * process starts, and the program that this process becomes by exec, that the warning was given. */
+/* This environment variable is set once the line was written, so that neither child processes nor
+ * the program after an exec repeat the warning. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -30,9 +30,8 @@ static int stderr_is_what_it_was(void) {
  * small */
 #define PART_BYTES 1024
 
-/* Whether the parent process has already warned. The parent counts as having warned if it, too, was
- * started with the library and a configuration. A job has many processes, but should warn only
- * once. */
+/* Whether the parent process has probably warned already: whether it, too, was started with the
+ * library and a configuration. A job has many processes, but should warn only once. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
