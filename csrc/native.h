@@ -234,7 +234,7 @@ struct monarch_result {
     uint64_t *block_sums; /* freed by monarch_engine_settle */
     uint64_t blocks;
     int64_t mtime_ns, ctime_ns; /* of the file at the source */
-    int64_t started_ns; /* time at which a thread began the order, on the wall clock */
+    int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */

@@ -307,9 +307,9 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
     /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
-     * along with its sum. Second, these bytes came from the source, they end the block, and the
-     * stream has seen all bytes of the block. An order that names a peer is excluded from the
-     * second case, because bytes from a peer bypass the stream. */
+     * together with its sum. Second, these bytes came from the source, they end the block, and the
+     * stream has seen all bytes of the block. The second case is impossible if the order names a
+     * peer, because bytes from a peer bypass the stream. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)

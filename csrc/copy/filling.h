@@ -12,7 +12,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit; /* engine's: the unit to fill next, ahead of the reader that waited last */
+    uint64_t next_unit;  /* engine's: the unit to fill next, ahead of the reader that waited last */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
@@ -28,7 +28,7 @@ struct fill {
     /* atomic: the page cache lacked pages, so a read from a handed-over descriptor waited for the
      * source */
     int lacks_pages;
-    int to, failed;   /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
+    int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
     /* atomic: the two blocks whose write-back began most recently, each as its index + 1; 0: none.

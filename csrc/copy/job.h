@@ -18,8 +18,8 @@ struct job {
     int slot; /* index of the fill's slot in the fills segment; -1 for none */
     /* atomic: the descriptor that a reader of the file has handed over; -1 for none */
     int handed;
-    int is_read; /* the reader that handed over the descriptor has read the whole file */
-    int is_kept; /* a handed-over descriptor waits for this order, see monarch_take_kept */
+    int is_read;       /* the reader that handed over the descriptor has read the whole file */
+    int is_kept;       /* a handed-over descriptor waits for this order, see monarch_take_kept */
     uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of that member in the pack */

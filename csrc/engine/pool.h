@@ -135,7 +135,7 @@ struct pool {
     /* number of idle threads among those for the sources: [1] with the role READS_AHEAD, [0]
      * without it */
     int resting[2];
-    int is_starting;         /* a thread for the sources is starting others right now */
+    int is_starting; /* a thread for the sources is starting others right now */
     /* the last attempt to start a thread failed, so none is started before this time; 0: no
      * limit */
     uint64_t start_after_ns;

@@ -4,11 +4,11 @@
 #include "engine/pool.h"
 
 struct work {
-    struct job *job;   /* the order to begin, or NULL */
+    struct job *job; /* the order to begin, or NULL */
     /* if job is NULL: the fill of which the caller must move one unit or one block */
     struct fill *fill;
     uint64_t unit, block;
-    int is_unit;       /* 1: a unit must be moved; 0: a block */
+    int is_unit; /* 1: a unit must be moved; 0: a block */
     /* 1: the caller was the last thread without work among those with its roles, so start more
      * threads */
     int leaves_nobody;

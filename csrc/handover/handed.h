@@ -18,7 +18,7 @@ struct handed {
      * is_told: policy knows of the file. is_ordered: there is an order to fill the file, which no
      * thread has begun. */
     int is_told, is_ordered;
-    uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
+    uint32_t told_at; /* iteration of the daemon's loop in which policy learned of the file */
     /* number of directory renames before the path was looked up; after a rename, the path may be
      * wrong */
     uint64_t renames;

@@ -30,8 +30,8 @@ struct call {
     /* The following fields are used under the lock. */
     uint64_t failed; /* smallest index of a read that failed; `n` if none has */
     int error;       /* its errno */
-    int wanted; /* number of threads that may still begin to work on this call */
-    int at_work; /* number of threads that work on this call, not counting the caller's */
+    int wanted;      /* number of threads that may still begin to work on this call */
+    int at_work;     /* number of threads that work on this call, not counting the caller's */
     struct call *after;
     pthread_cond_t left;
 };

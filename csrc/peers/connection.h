@@ -19,7 +19,7 @@ enum monarch_peer_state {
 
 /* What a connection needs to go on. */
 enum monarch_peer_io_state {
-    MONARCH_PEER_GO, /* nothing: the connection can continue at once */
+    MONARCH_PEER_GO,       /* nothing: the connection can continue at once */
     MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,

@@ -70,8 +70,8 @@ struct monarch_peer_get {
     uint32_t status;     /* outcome: enum monarch_peer_status */
     /* number of bytes received, from the range's beginning on, whose sum was right */
     uint64_t received;
-    int32_t error;       /* errno if the status is NO_ROOM */
-    uint32_t is_owner;   /* this node takes the peer for the file's owner */
+    int32_t error;     /* errno if the status is NO_ROOM */
+    uint32_t is_owner; /* this node takes the peer for the file's owner */
 };
 
 struct monarch_peer_link;

@@ -39,7 +39,7 @@ struct monarch_peer_server {
     pthread_mutex_t lock;
     uint64_t open, wakes, accepted, dropped;
     uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
-    uint32_t used; /* the elements of `at` from this index on were never used */
+    uint32_t used;            /* the elements of `at` from this index on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */
     int epoll, stop, stopping, idle_tick_ms;

@@ -74,7 +74,7 @@ enum monarch_peer_status {
     MONARCH_PEER_CUT,         /* the connection ended, or the answer could not be understood */
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but could not be written here */
-    MONARCH_PEER_FORGED, /* a seal is wrong: the message was changed in transit */
+    MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
     MONARCH_PEER_OTHER_NODE,  /* the other end has proved to be another node of the session */
     /* never sent: the file cannot be opened yet, so the server tries to open it again later */
     MONARCH_PEER_LATER,

@@ -26,7 +26,7 @@ struct step {
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;
-    int32_t *cursor; /* by node: position in `by_node` where its next sample goes */
+    int32_t *cursor;  /* by node: position in `by_node` where its next sample goes */
     int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
 };
 
