@@ -204,8 +204,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* The count is read again in each iteration. It then includes the threads that the thread
-     * joined before has started. */
+    /* A thread that starts other threads counts them before it ends. So the count is read again
+     * after each join. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)

@@ -153,10 +153,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses the fill that gets the next unit ahead of its reader; returns NULL if there is none.
- * *first gets the first fill in the list that could be served. This fill is usually the result. A
- * later fill is the result if the readers of both fills belong to ranks, and the later fill's rank
- * is due earlier. */
+/* Chooses the fill of which the next unit is filled ahead of its reader; returns NULL if there is
+ * none. *first gets the first fill in the list that could be served. This fill is usually the
+ * result. A later fill is the result if the readers of both fills belong to ranks, and the later
+ * fill's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;

@@ -39,7 +39,8 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
                       needed */
-    /* the engine may not do it: policy must order the fill, or add the file to the catalog */
+    /* the grant does not cover the file: policy must order the fill, or add the file to the
+     * catalog */
     MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,

@@ -230,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read again in each iteration. It then includes the thread that the thread joined
-     * before may have started. */
+    /* A thread that starts another thread counts it before it ends. So the count is read again
+     * after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -22,7 +22,8 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most threads, and the most connections */
     /* a connection without a request for this long is closed */
     uint32_t idle_ms;
-    /* a connection whose peer neither sends nor receives for this long is closed */
+    /* a connection with an unfinished request is closed if its peer neither sends nor receives for
+     * this long */
     uint32_t stall_ms;
     /* an answer that has waited this long for bytes that are not there yet ends with COMING or
      * TIMEOUT */

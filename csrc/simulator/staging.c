@@ -53,9 +53,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns how far the rank would have its planned threads if it got one more: its threads plus one,
- * divided by the threads planned for its next sample. The rank with the smallest result gets the
- * next thread (rank_for). */
+/* Returns a quotient: the rank's threads plus one, divided by the threads planned for the rank's
+ * next sample. The rank with the smallest quotient gets the next thread (rank_for). */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
