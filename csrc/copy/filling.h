@@ -35,8 +35,8 @@ struct fill {
      * written[0] is the later one. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
-    const unsigned char *content_key; /* key of the digests; NULL: none are made */
-    struct monarch_digest *digests;   /* for each block, its digest; NULL: none are made */
+    const unsigned char *content_key; /* key of the digests; NULL: no digests are made */
+    struct monarch_digest *digests;   /* for each block, its digest; NULL: no digests are made */
     int lacks_digest;                 /* atomic: the digest of some block could not be made */
     /* time that the open and the reads at the source took; only for a file of one unit */
     uint64_t source_ns;

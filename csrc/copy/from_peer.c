@@ -117,7 +117,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* a peer sends the bytes that a reader waits for before all others */
+        /* tells the peer that a reader waits; a peer sends such bytes before all other bytes */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {

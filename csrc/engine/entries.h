@@ -33,6 +33,6 @@ void monarch_claim(struct fill *f, uint64_t unit);
 struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
-/* Moves the fill `f` to the end of the list of fills. If `first` is not `f`, it moves to the
- * position that `f` had. */
+/* Moves the fill `f` to the end of the list of fills. If `first` is another fill, `first` moves to
+ * the position that `f` had. */
 void monarch_move_last(struct pool *p, struct fill *f, struct fill *first);

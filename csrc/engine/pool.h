@@ -53,7 +53,8 @@ struct grant {
 enum monarch_role {
     /* all work of the thread's way (from the sources, or from peers), except PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for; a thread looks for it between two parts of other work */
+    /* only work that readers wait for. A thread also looks for such work between two parts of other
+     * work */
     MONARCH_DOES_DEMANDS = 2,
     /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
      * this role. So a tier that hangs cannot block the other half. */
@@ -139,7 +140,8 @@ struct pool {
     /* the last attempt to start a thread failed, so none is started before this time; 0: no
      * limit */
     uint64_t start_after_ns;
-    int peer_threads; /* number of threads for peers: worker[most_threads] and the following */
+    /* number of threads for peers; these are worker[most_threads] and the following elements */
+    int peer_threads;
     int at[MONARCH_MAX_PEERS]; /* by peer: number of threads whose work asks this peer */
     int away;                  /* number of threads whose work asks any peer: the sum of `at` */
     struct worker {

@@ -36,8 +36,8 @@ static int can_ask(const struct pool *p, int at, const struct job *job) {
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* Like can_ask, for work for which a reader waits: while more than KEPT_FREE threads are free, the
- * peer's share does not limit such work. */
+/* Like can_ask, for work that a reader waits for. While more than KEPT_FREE threads are free, the
+ * peer's share does not limit this work. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
@@ -171,7 +171,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* only the first fill can get here without a rank */
+        if (!rank) /* `f` is the first fill, and is chosen */
             break;
     }
     return chosen;
@@ -302,7 +302,7 @@ static int is_within_width(const struct pool *p, enum monarch_way way) {
     return p->unasked[way] < p->width[way];
 }
 
-/* Takes work for which no reader waits: a unit ahead of a reader, a block, or an order. */
+/* Takes work that no reader waits for: a unit ahead of a reader, a block, or an order. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     int is_ahead =

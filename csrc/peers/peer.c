@@ -1,7 +1,7 @@
 /* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
  * links that break. Python makes the connections, and decides whether requests to the peer are
- * suppressed for a while (monarch_py/peers/peer.py). Nothing else calls Python, so a fetch over a
- * working link never waits for the interpreter. */
+ * suppressed for a while (monarch_py/peers/peer.py). For nothing else is Python called, so a fetch
+ * over a working link never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>

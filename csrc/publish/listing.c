@@ -90,7 +90,9 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            if (parent >= 0) /* a client found this file after its directory was walked */
+            /* a client found this file after its directory was walked, so not all names are
+             * known */
+            if (parent >= 0)
                 table[parent].sum = 0;
             continue;
         }

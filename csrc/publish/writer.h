@@ -51,7 +51,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Stores where this node gets a file from if nodes share files: MONARCH_OWN (from the source),
- * MONARCH_OF_OTHERS (from another node), or 0 (not known, or this node does not keep the file). */
+/* If nodes share files, stores from where this node fills the file: MONARCH_OWN from the source,
+ * MONARCH_OF_OTHERS from another node. 0: this is unknown, or this node does not fill the file. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

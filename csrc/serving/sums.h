@@ -25,7 +25,7 @@ void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *su
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
 /* Returns the sums of a copy that has `blocks` blocks, with a reference to them; NULL if they are
- * not known. They stay valid until monarch_sums_release, even if the copy is dropped. */
+ * not known. The sums stay valid until monarch_sums_release, even if the copy is dropped. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* k may be NULL */
 void monarch_sums_free(struct monarch_sums *s);

@@ -452,7 +452,7 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
 }
 
 /* Returns the value that represents a demand; it is never 0. The tag distinguishes this demand from
- * earlier ones for the same unit. */
+ * earlier demands for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }

@@ -1,6 +1,6 @@
-/* Makes claims, looks at them and ends them. A claim says that a program reads a file itself at the
- * source, and that its reads are to serve as the fill. While the claim lasts, the daemon does not
- * fill the file ahead, and delays a fill that its policy has ordered. */
+/* Makes claims, looks at them and ends them. A claim says that a program is reading a file at the
+ * source, and will hand over its descriptor for the fill. While the claim lasts, the daemon does
+ * not fill the file ahead, and delays a fill that policy has ordered. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -17,7 +17,7 @@ int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
  * already has a claim whose descriptor is on its way (monarch_is_on_its_way): a claim of this file,
  * or of another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
-/* Ends the claim `claim` of the file. It also ends if another thread has added
+/* Ends the claim `claim` of the file. The claim ends even if another thread has added
  * MONARCH_CLAIM_RECALLED to it meanwhile. */
 void monarch_cancel_claim(struct monarch_clients *m, uint64_t id, uint64_t claim);
 /* Ends the file's claim, unless a descriptor of the file was handed over. In that case, the daemon
