@@ -1,12 +1,15 @@
 /* The layout of the memory that the daemon and the preload library share. The declarations for
  * Python are generated from this header.
  *
- * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment: DIR/control
- * written by the daemon: its state, its sources and its tiers DIR/catalog.N written by the daemon:
- * every known file; N grows with each larger catalog DIR/fills written by the daemon: which parts
- * of unfinished copies can be read DIR/clients written by the clients: their requests, changed
- * files and statistics Every segment is allocated in full before it is published. If it had holes
- * and /dev/shm were full, a reader that touched a hole would get SIGBUS. */
+ * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
+ *
+ *   DIR/control     written by the daemon: its state, its sources and its tiers
+ *   DIR/catalog.N   written by the daemon: every known file; N grows with each larger catalog
+ *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
+ *   DIR/clients     written by the clients: their requests, changed files and statistics
+ *
+ * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
+ * full, a reader that touched a hole would get SIGBUS. */
 #pragma once
 
 #ifndef MONARCH_CDEF

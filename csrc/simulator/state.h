@@ -116,8 +116,8 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
 
 /* Returns the number of threads that load samples on a node. There are at least as many threads as
  * ranks: without a staging buffer, every rank loads its samples itself. With a buffer and fewer
- * threads than ranks, the remaining ranks do so too, because a buffer must not make training
- * slower. */
+ * threads than ranks, each rank without a thread also loads its samples itself, because a buffer
+ * must not make training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
