@@ -19,20 +19,20 @@ struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large. Then makes `to`
  * the current catalog: stores its generation in *generation, which clients read to find the current
- * catalog. During the call no other thread may write to either catalog. At the first call there is
- * nothing to copy yet. Returns 0, or -1 if the entries do not fit. */
+ * catalog. During the call no other thread may write to either catalog. The first call has no
+ * current catalog to copy. Returns 0, or -1 if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
-/* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. So is the
- * `copy_ino` of a link, where the link's target begins. ids[i] gets the number that entries[i] has
- * in the catalog; if the path is already known, that is the number of the existing entry. Returns
- * how many entries were processed: fewer than n if the segment is full and must grow. *added grows
- * by 1 for each new entry. */
+/* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. The `copy_ino`
+ * of a link is the offset in `pool` where the link's target begins. ids[i] gets the number that
+ * entries[i] has in the catalog; if the path is already known, that is the number of the existing
+ * entry. Returns how many entries were processed: fewer than n if the segment is full and must
+ * grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A client that reads the old attributes
- * meanwhile notices by the entry's version that they changed, and asks the source. Returns 0.
- * Returns -1 without any change if the index of inodes must be rebuilt first
+/* Replaces the attributes of a file that has no copy. A client may be reading the old attributes
+ * meanwhile. It notices by the entry's version that they were replaced, and asks the source.
+ * Returns 0. Returns -1 without any change if the index of inodes must be rebuilt first
  * (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
@@ -51,7 +51,7 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
-/* Ends publishing in a tier: after this call the engine publishes no copy there. */
+/* Marks a tier as lost: after this call, the engine publishes no copy in this tier. */
 void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
 /* --- clients: csrc/clients -------------------------------------------------------------------- */
@@ -84,8 +84,8 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
  * all names of a directory, stores the directory's listing in `sum` of the directory's entry.
  * Stores the listing also in `copy_ino`, where readers find it, unless the directory has changed
- * since `young_ns`: such a directory could change again without a change of its times. After
- * sources were added, call this again with the number of the first new source as `from`; the
+ * after `young_ns`: a directory that changed so recently could change again and keep its times.
+ * After sources were added, call this again with the number of the first new source as `from`; the
  * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
  * memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
@@ -100,14 +100,15 @@ int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct mon
 /* Reads the fields of statx that are the same for all files below `root`. The source is asked only
  * if the kernel no longer trusts its cached attributes of `root`. */
 void monarch_read_masks(int root, struct monarch_filesystem *f);
-/* Reads what statx and statfs report of the file system of `root`. Unlike statx, statfs always asks
- * the source. */
+/* Reads what statx and statfs report of the file system of `root`. The call may wait for the
+ * source, because statfs always asks the source. */
 void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* Compares directories of a source in the catalog with the source itself, from entry *at on, until
  * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
  * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
- * whether monarch_catalog_list was called; before that, `sum` is no listing. Moves *at to the entry
- * where the next call goes on. Returns how many directories differed and were not marked before. */
+ * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
+ * listing. Moves *at to the entry where the next call goes on. Returns how many directories it has
+ * newly marked. */
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      int is_listed, uint64_t *at, uint64_t max);
@@ -126,7 +127,8 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
  * wants, files that a program is reading at the source, and files for which there was no room.
  * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
  * also finds files in subdirectories. Looks at no more than `looks` entries, from entry *at on, and
- * moves *at past them. Writes the numbers of at most `max` files to `ids`, and returns how many. */
+ * moves *at to the next entry to look at. Writes the numbers of at most `max` files to `ids`, and
+ * returns how many. */
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);
@@ -156,23 +158,22 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 /* Moves a directory, and the directories above it, to the front of those still to be listed.
  * is_deep: also moves the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
-/* Like monarch_stat_entry, with flags for statx. */
+/* Does what monarch_stat_entry does, and passes `flags` to statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
-/* Lets the scan skip files that the catalog already has with the same name and inode number. It
- * skips files only in directories that have not changed since `since_ns` [CLOCK_REALTIME], a time
- * when the catalog had no files yet. For a file that a client is reading now, the scan takes the
- * attributes that the kernel cached at the client's open, and does not ask the server. Call this
- * before the first monarch_scan_allow. */
+/* Lets the scan skip files that the catalog already has with the same name and inode number. The
+ * scan skips a file only if the file's directory has not changed since `since_ns` [CLOCK_REALTIME],
+ * a time at which the catalog had no files yet. For a file that a client is reading now, the scan
+ * takes the attributes that the kernel cached at the client's open, and does not ask the server.
+ * Call this before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances: one for
  * the names in wanted directories (monarch_scan_want), and one for the names in all other
  * directories. A negative number allows all names. If `wanted` is 0, the first allowance stays as
- * it is, except that an allowance of all names ends. Any other `wanted` replaces what is left of
- * the first allowance. `more_others` is added to what is left of the second allowance. A wanted
- * directory can always be listed. Any other directory is listed only while the second allowance is
- * not used up. */
+ * it is; but if it was for all names, it becomes 0. Any other `wanted` replaces the first
+ * allowance. `more_others` is added to the second allowance. A wanted directory can always be
+ * listed. Any other directory is listed only while the second allowance is not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -213,9 +214,9 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Half of the threads for the sources do this, so that the
-     * other half is free for fills. An engine with a single thread for the sources carries out no
-     * PAGE_IN. */
+    /* Reads a copy into the page cache. Only half of the threads for the sources carry out such
+     * orders, so that the other half is free for fills. An engine with a single thread for the
+     * sources carries out no PAGE_IN. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {
@@ -233,27 +234,27 @@ struct monarch_result {
     uint64_t *block_sums; /* freed by monarch_engine_settle */
     uint64_t blocks;
     int64_t mtime_ns, ctime_ns; /* of the file at the source */
-    int64_t started_ns;         /* when a thread began the order, on the wall clock */
+    int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
     int32_t giver;
-    /* of a FILL: the node that keeps the file, as named by a peer that was asked for the file but
-     * has no room for it; -1 if no peer has named a node */
+    /* of a FILL: the node that keeps the file. A peer without room for the file has named this
+     * node. -1: no peer has named a node */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
     uint32_t is_published;
-    /* Of a DROP or a failed FILL: 0 if the copy was removed. Otherwise the copy still takes room,
-     * and this is the errno with which its removal failed. */
+    /* Of a DROP or a failed FILL: 0 if the copy was removed. Otherwise the copy could not be
+     * removed and still takes room; `left` is the errno of the removal. */
     int32_t left;
 };
 
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
- * sends counts only if the peer had the whole file. bytes: what threads have received from the
- * endpoint so far; ns: the time that they needed for it. The index in both arrays says how many
- * threads used the endpoint when the receiving thread began: index 0 stands for 1 thread, 1 for 2
- * to 3 threads, 2 for 4 to 7 threads, ... */
+ * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
+ * received from the endpoint so far; ns: the time that the threads needed. The index in both arrays
+ * tells how many threads used the endpoint when the receiving thread began: index 0 stands for 1
+ * thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -263,23 +264,23 @@ struct monarch_engine;
 
 /* Starts an engine for the session of these segments. It starts up to `threads` threads for the
  * sources, as they are needed. All these threads may do work for which a reader waits. At most
- * `width` of them at a time do other work; monarch_engine_width can change this number.
- * `peer_threads` further threads fill from peers. block_bytes: size of the blocks that have
+ * `width` of them at a time do work that no reader waits for; monarch_engine_width can change this
+ * number. `peer_threads` further threads fill from peers. block_bytes: size of the blocks that have
  * checksums. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
 /* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
- * copy, it checks that no client has changed the file. The check needs the device of the file's
- * source, which `control` has. Call this before the first order. */
+ * copy, it checks that no client has changed the file. For this check, it reads the device of the
+ * file's source from `control`. Call this before the first order. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
 /* Makes the engine receive, from these `n` datagram sockets, the descriptors that readers hand
  * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
  * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists files of a source that have no entry in the catalog, but of which programs have handed over
- * descriptors. Writes the attributes of at most `max` files to `entries`, and their paths, of at
+/* Programs hand over descriptors also of files that have no entry in the catalog. Lists such files
+ * of one source. Writes the attributes of at most `max` files to `entries`, and their paths, of at
  * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
  * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
@@ -293,9 +294,9 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
  * from the pack instead of the source if a member has the same name, size and time of modification.
- * `fd` is duplicated. size, mtime_ns: those of the archive when the members were listed. `members`
- * must be in the order of their positions in the archive. Call this before the first order. Returns
- * 0 or -errno; ESTALE: the archive has changed since. */
+ * The engine duplicates `fd`. size, mtime_ns: the archive's size and time of modification when its
+ * members were listed. `members` must be in the order of their positions in the archive. Call this
+ * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
     uint64_t offset, size;
@@ -315,7 +316,7 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
- * sleep after each file, to leave the processors to programs. */
+ * sleep after each file, so that programs get more processor time. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Ranks
  * whose readers wait are served in proportion to their shares. All shares are 0 at first. Readers
@@ -343,7 +344,7 @@ int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *id
  * ABSENT or WANTED, and only the engine places copies in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
-    uint64_t largest;                  /* size of the largest file that may go here; 0: no limit */
+    uint64_t largest; /* size of the largest file that may go into the tier; 0: no limit */
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
     uint32_t is_part;                  /* whether the tier has more room than is granted */
     uint32_t is_staging;               /* whether this is the staging area */
@@ -354,19 +355,20 @@ struct monarch_placed {
     uint32_t tier, unused;
 };
 /* Gives the grant that struct monarch_room describes. meets: a bit per source, set if the engine
- * may add files of that source to the catalog when programs hand them over. */
+ * may add files of that source to the catalog when programs hand over their descriptors. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
 /* Ends the grant. Writes the fills that the engine ordered under it to `out`, which has room for
  * MONARCH_PLACED of them, and returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* The home of a file, where nodes share files. monarch_engine_homes tells the engine the homes of
- * `n` files. From the first call on, the engine itself orders fills only of files whose homes it
- * was told; Python must order all other fills. Returns 0, or -1 if memory is exhausted. */
+/* The home of a file tells which node keeps the file, if nodes share files. monarch_engine_homes
+ * tells the engine the homes of `n` files. From the first call on, the engine itself orders fills
+ * only of files whose homes it was told; Python must order all other fills. Returns 0, or -1 if
+ * memory is exhausted. */
 enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
-    uint16_t storage; /* an enum monarch_storage: where this node keeps its copy of the file */
+    uint16_t storage; /* an enum monarch_storage: where this node puts its copy of the file */
     uint16_t giver;   /* number of the peer that gave the whole file, plus 1; the caller passes 0 */
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
@@ -374,22 +376,22 @@ int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *i
 /* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. The engine does
  * so in three cases: a file needs a fill that the grant does not let the engine order; an order
  * ends that may have made room for such a file; a fill ends whose copy the engine has not
- * published. Returns whether the engine has left work since the last call. */
+ * published. Returns whether the engine has left any work to the loop since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
- * thread has begun it, its file is in use, or a descriptor that a program handed over waits for it.
- * Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
+ * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the
+ * order. Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Frees the fills' maps and the block sums of the results taken so far. Call this once the catalog
- * reflects these results. Until then, readers need the maps of fills whose copies the engine has
- * not published, and the caller may need the block sums. */
+/* For all results taken so far, frees the maps of the fills and the block sums. Call this once the
+ * catalog reflects these results. Before, readers need the maps of fills whose copies the engine
+ * has not published, and the caller may need the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Tells the engine whether the caller waits for results. It does if it has more orders to submit,
- * or needs room for copies. The engine rings the doorbell at once for a result whose copy it has
- * not published. For results of published copies, it rings when many have accumulated, or earlier
- * if the caller waits, so that the threads do not run out of orders. Results can also be taken
- * without a ring. */
+/* Tells the engine whether the caller waits for results, because it has more orders to submit or
+ * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
+ * published. For results of published copies, it rings when many have accumulated, or earlier if
+ * the caller waits, so that the threads do not run out of orders. Results can also be taken without
+ * a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum
@@ -421,7 +423,7 @@ int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint
 
 /* Returns the XXH3-64 of the bytes. */
 uint64_t monarch_xxh3_of(const char *data, uint64_t len);
-/* Configures malloc for a process that lives for weeks: a large array's memory returns to the
- * system when the array is freed. */
+/* Configures malloc for a process that runs for weeks: when a large array is freed, its memory
+ * returns to the system. */
 void monarch_limit_malloc(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

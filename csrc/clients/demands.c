@@ -3,7 +3,7 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* A reader sleeps on the lower half of its demand. */
+/* Returns the futex on which the reader of this demand sleeps: the lower half of the demand. */
 static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
 
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count) {
@@ -30,8 +30,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Reads all demands before it answers any of them. A reader that is answered may at once make a new
- * demand in another slot; this call does not answer the new demand. */
+/* Reads all demands first, and answers them afterwards. So it answers no demand that a woken reader
+ * makes meanwhile. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)

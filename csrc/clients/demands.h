@@ -1,5 +1,5 @@
-/* The demands of readers that wait for parts of a file, and the files that clients have requested.
- */
+/* Answers demands, by which readers wait for parts of files. Also tells which files clients have
+ * requested. */
 #pragma once
 
 #include "shared/catalog.h"

@@ -1,5 +1,5 @@
-/* Takes what clients tell the daemon: for which files they set bits, which files they change, and
- * that they ring the doorbell. The daemon's loop sleeps on the doorbell. */
+/* The daemon's side of what clients tell it: they set bits for files, report files that they
+ * change, and ring the doorbell. The daemon's loop sleeps on the doorbell. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -8,8 +8,8 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Takes the bits of one word. Clears the summary bit first: if a client sets a bit of this word
- * meanwhile, the client finds the summary bit clear and sets it again. */
+/* Takes and clears the bits of one word. Clears the word's summary bit first. A client that then
+ * sets a bit of the word sets the summary bit again, so that the daemon misses no bit. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);

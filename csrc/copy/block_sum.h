@@ -1,5 +1,5 @@
-/* The checksums of a block, computed while the block is copied: its XXH3-64, and its digest
- * (peers/mac.h), which authenticates the block when it is sent to peers. */
+/* The two checksums of a block, computed while the block is copied. One is its XXH3-64. The other
+ * is its digest (peers/mac.h), which authenticates the block when the block is sent to peers. */
 #pragma once
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The fill of one copy. Several threads may write its units, in any order. Readers may read each
+/* Fills one copy, unit by unit. Several threads may write units, in any order. Readers may read a
  * unit as soon as it is written. */
 #include "copy/fill.h"
 
@@ -56,10 +56,10 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     return f;
 }
 
-/* Reserves the copy's space before the first write, so that a full tier is noticed now and not
- * midway. A small copy is written in one go; nothing is reserved for it, because the reservation
- * would cost more than the write. Nothing is reserved on tmpfs either, because fallocate would
- * clear all pages first, and readers would have to wait. */
+/* Reserves the copy's space before the first write, so that a full tier is noticed before any byte
+ * is copied. Nothing is reserved for a small copy, because the reservation would cost more than the
+ * single write. Nothing is reserved on tmpfs either, because fallocate would clear all pages first,
+ * and readers would have to wait. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
     if (size <= MONARCH_CHUNK)
@@ -127,8 +127,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Shows the fill to readers before asking the source, so that a reader that opens the file
- * meanwhile waits for the copy. */
+/* Shows the fill to readers before it opens the file at the source. So a reader that opens the file
+ * during the fill waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
@@ -194,10 +194,10 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
- * file of more than MONARCH_CHUNK bytes, does two more things. First, drops the block's pages of
- * the source's file from the page cache, because the fill does not read them again. The kernel
- * keeps pages that a program maps or reads at this moment. Second, starts the write-back of the
- * block, and waits for the write-back that was begun two blocks earlier, so that dirty pages never
+ * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages of this
+ * block of the source's file from the page cache, because the fill does not read them again. Pages
+ * that a program maps or reads at this moment stay. Second, starts the write-back of the block, and
+ * waits for the write-back that was begun two blocks earlier, so that dirty pages never
  * accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
@@ -252,9 +252,9 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* If the file has a pack that can be read, reads the file from the pack into `buffer` and returns
- * 1; else returns 0. Only a file of one unit has a pack, so no other thread moves a part of the
- * file. */
+/* Reads the whole file from its pack into `buffer` and returns 1. Returns 0 if the file is in no
+ * pack, if the pack cannot be read, or if the fill has already opened the file itself. Only files
+ * of one unit are read from packs, so no other thread moves a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
@@ -307,9 +307,9 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
     /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
-     * along with its sum. Second, these bytes came from the source, they end the block, and the
-     * stream has seen all bytes of the block. An order that names a peer is excluded from the
-     * second case, because bytes from a peer bypass the stream. */
+     * together with its sum. Second, these bytes came from the source, they end the block, and the
+     * stream has seen all bytes of the block. The second case is impossible if the order names a
+     * peer, because bytes from a peer bypass the stream. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -366,7 +366,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        /* files from a pack are counted here, too */
+        /* files that were read from a pack count too */
         enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES;
         __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }

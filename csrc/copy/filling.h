@@ -1,4 +1,4 @@
-/* An unfinished copy: the state that fill.c, source_file.c and from_peer.c share. */
+/* The state of a fill, which fill.c, source_file.c and from_peer.c share. */
 #pragma once
 
 #include "copy/block_sum.h"
@@ -12,30 +12,33 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: the unit to fill next, before that reader asks for it */
+    uint64_t next_unit;  /* engine's: the unit to fill next, ahead of the reader that waited last */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
     struct monarch_fill *map;
     int from;  /* atomic: descriptor of the source's file; -1 until something is read from it */
     int peers; /* number of peers that the order names */
-    /* atomic: index in job->peer of the peer that is asked now; those before it have failed */
+    /* atomic: index in job->peer of the peer that is asked now; all peers before that index have
+     * failed */
     int asks;
     /* atomic: a bit for each element of job->peer, set if that peer gave bytes of the copy */
     int gave;
-    int is_last_late; /* atomic: the last block did not arrive from a peer in time */
-    int lacks_pages;  /* atomic: a read from the reader's descriptor had to wait for the source */
-    int to, failed;   /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
+    int is_last_late; /* atomic: the file's last block did not arrive from a peer in time */
+    /* atomic: the page cache lacked pages, so a read from a handed-over descriptor waited for the
+     * source */
+    int lacks_pages;
+    int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
     /* atomic: the two blocks whose write-back began most recently, each as its index + 1; 0: none.
      * written[0] is the later one. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
-    const unsigned char *content_key; /* key of the digests; NULL: none are made */
-    struct monarch_digest *digests;   /* for each block, its digest; NULL: none are made */
+    const unsigned char *content_key; /* key of the digests; NULL: no digests are made */
+    struct monarch_digest *digests;   /* for each block, its digest; NULL: no digests are made */
     int lacks_digest;                 /* atomic: the digest of some block could not be made */
-    uint64_t source_ns; /* duration of the open and the reads at the source; only for a file of one
-                           unit */
-    uint32_t *left;     /* atomic: for each block, how many of its units are not written yet */
+    /* time that the open and the reads at the source took; only for a file of one unit */
+    uint64_t source_ns;
+    uint32_t *left; /* atomic: for each block, the number of its units that are not written yet */
 };

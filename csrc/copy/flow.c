@@ -7,9 +7,9 @@
 #include "copy/state.h"
 #include "shared/clock.h"
 
-/* A small file that takes less than this [ns] is a sign of a fast source. A local disk or the page
- * cache takes less. A network file system takes more, because its server is asked twice: for the
- * open, and for the bytes. */
+/* If a small file is opened and read in less time than this [ns], its source is probably fast. A
+ * local disk or the page cache needs less time. A network file system needs more, because its
+ * server is asked twice: for the open, and for the bytes. */
 #define FAST_NS 300000
 /* note() computes the share of a source's recent files for which a condition holds. */
 #define SHARE_ALL 1024U /* the share if the condition holds for all files */

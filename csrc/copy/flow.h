@@ -22,12 +22,12 @@ struct visit {
 struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 /* Ends a visit that got `bytes` bytes. */
 void monarch_leave(const struct visit *v, uint64_t bytes);
-/* Ends a visit whose duration should not count for the endpoint's speed. */
+/* Ends a visit without adding its duration to the endpoint's measured flow. */
 void monarch_leave_unseen(const struct visit *v);
 /* Notes how long the open and the read of a one-unit file took at its source. If more than half of
  * the recent files took less than FAST_NS (flow.c), the source counts as fast. */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If it
- * had for more than half of the recent files, the source counts as pageless: the kernel does not
- * keep the pages of its files. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
+ * this happened to more than half of the source's recent files, the source counts as pageless:
+ * programs then hand over none of its files. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

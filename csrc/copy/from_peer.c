@@ -9,9 +9,9 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How often in a row a peer may answer TIMEOUT. A live peer gives this answer if it waits for the
- * source itself and gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* for bytes for which a reader waits */
+/* How often in a row a peer may answer TIMEOUT before the next peer is asked. A live peer answers
+ * TIMEOUT if it waits for the source itself and gets nothing within 0.6 s. */
+#define ASKED_TRIES 2 /* for bytes that a reader waits for */
 #define TRIES 8       /* for all other bytes, which can wait longer */
 /* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the
  * bytes from the source. If this node asked the source as well, the bytes would come no sooner, and
@@ -53,18 +53,18 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a reader should get this block from the source at once, instead of waiting for
- * the peer. This is so only for the last block, and only in two cases. First, the peer was late
- * with that block before. Second, more than NEAR_END blocks are missing here, so that the peer's
- * own copy is probably incomplete, too. */
+ * the peer. Only the last block can be too early to ask for, and only in two cases. First, a peer
+ * was already late with this block. Second, more than NEAR_END blocks are missing on this node, so
+ * the peer's own copy is probably incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow under two conditions. The peer has the
- * whole file, so that it need not wait for the source. And the status is OK or TIMEOUT: with
- * another status, perhaps no request was sent, because requests to a peer are suppressed for a
- * while after a failure. */
+/* Asks the peer once. The duration counts in the peer's flow under two conditions. First, the peer
+ * has the whole file, so it need not wait for the source. Second, the status is OK or TIMEOUT. With
+ * any other status, perhaps no request was sent: requests to a peer are suppressed for a while
+ * after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -79,9 +79,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * Bytes for which no reader waits have to wait until the peer serves. Otherwise, if nodes are
- * started together, the first node would read all files from the source, including those that other
- * nodes are to read. */
+ * Bytes that no reader waits for can wait until the peer serves. Without this patience, when nodes
+ * are started together, the first node would read all files from the source, even the files that
+ * other nodes are to read. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -94,13 +94,13 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
- * outcome in get->status. With two outcomes, the caller goes to the source although the peer has
- * not failed: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING after the
- * longest wait. */
+ * outcome in get->status. Two outcomes do not mean that the peer has failed, but still send the
+ * caller to the source. They are MONARCH_PEER_LATER, which ends the loop at once, and
+ * MONARCH_PEER_COMING, if it is still the answer after the longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    /* `unasked` is the last time at which no reader waited */
+    /* unasked: the last time at which no reader waited for these bytes */
     uint64_t began = monarch_now_ns(), unasked = began;
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
@@ -117,7 +117,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* tells the peer, which sends awaited bytes before all others */
+        /* tells the peer that a reader waits; a peer sends such bytes before all other bytes */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
@@ -130,8 +130,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
 }
 
 /* Adds `node` to the nodes that the fill asks. The peer that was asked has no room for the file,
- * and has named `node` as the one that keeps the file. Several threads may learn of the same node;
- * it is added only once. */
+ * and has answered that `node` keeps the file. Several threads may get this answer, but `node` is
+ * added only once. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;

@@ -5,9 +5,9 @@
 #include "copy/filling.h"
 
 /* Gets the bytes [at, at + n) of one block from a peer, and writes them to the copy. The peers that
- * the order names are asked one after the other. Returns 1, with the checksums of the bytes in
- * *sum. Returns 0 if the bytes must come from the source, because the peers have failed or are
- * late. */
+ * the order names are asked one after the other. On success, returns 1 and sets *sum to the
+ * checksums of the bytes. Returns 0 if the caller must get the bytes from the source instead,
+ * because peers have failed or are late. */
 int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t n, char *buffer,
                   struct block_sum *sum);
 /* Returns the peer that gave all bytes of a finished fill; -1 if there is none. That peer has the

@@ -1,5 +1,5 @@
-/* Orders: their data, their failure, and the names of their copies. An order makes the engine do
- * one thing with one file or copy (enum monarch_job_kind). */
+/* An order makes the engine do one thing with one file or copy (enum monarch_job_kind). Here are an
+ * order's data, the functions that record its failure, and those that name or remove its copy. */
 #pragma once
 
 #include <sys/types.h>
@@ -15,11 +15,11 @@ struct job {
     struct job *same;          /* the next order in the same hash bucket, see entries.c */
     struct queue *queue;
     struct monarch_result result;
-    int slot; /* the fill's slot of the fills segment; -1 for none */
+    int slot; /* index of the fill's slot in the fills segment; -1 for none */
     /* atomic: the descriptor that a reader of the file has handed over; -1 for none */
     int handed;
-    int is_read;       /* the reader has read the whole file */
-    int is_kept;       /* a descriptor waits for this order, see monarch_take_kept */
+    int is_read;       /* the reader that handed over the descriptor has read the whole file */
+    int is_kept;       /* a handed-over descriptor waits for this order, see monarch_take_kept */
     uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of that member in the pack */

@@ -19,16 +19,16 @@
 
 /* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The limit for a window that a file in use needs. It is lower, because a program waits until the
- * whole window is read. */
+/* The length [bytes] of the longest window for a file in use. This limit is lower, because a
+ * program waits until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* The most windows that are kept. Threads copy from some of them; the others contain members whose
  * orders no thread has begun. */
 #define WINDOWS 32
 /* A gap of at most this size [bytes] between two ordered members is always read along with them, so
  * that members with only a header between them are in one window. A larger gap is read along only
- * if it is no longer than the ordered members before it in the window, all together. So at most
- * about half of a read is wasted. */
+ * if all ordered members before it in the window are together at least as long as the gap. So at
+ * most about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further ordered members. There can be
  * ordered members before the window, because other threads may have begun later orders first. */
@@ -238,7 +238,7 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* With a peer to ask first, the member is needed only if the peer fails. */
+        /* If the order asks a peer first, it needs the member only if the peer fails. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -250,9 +250,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties one that no thread uses and no order waits
- * for, the least recently used first. If there is none of these either, returns NULL. A window for
- * which orders wait is kept, because it would have to be read again. */
+/* Returns an empty window. If no window is empty, looks at the windows that no thread uses and no
+ * order waits for, and empties the least recently used of them. Returns NULL if there are none. A
+ * window that an order waits for is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -272,15 +272,16 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Goes back from this member over adjacent members that must be read too, and returns the first of
- * them. */
+/* Returns the first member of the run of members that ends just before `member` and must be read.
+ * Returns `member` itself if that run is empty. Goes back at most LOOKS_BACK members. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
     return member;
 }
 
-/* Sets the bounds of a window that begins with this member and ends with an ordered member. */
+/* Sets the bounds of a window that begins with this member and ends with an ordered member. most:
+ * the length limit, see WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -301,8 +302,8 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     w->length = end - w->at;
 }
 
-/* Prepares a window that contains this member, for fill_window to read. Returns NULL if no window
- * is free, or if memory is exhausted. */
+/* Prepares a window that contains this member; fill_window then reads the window. Returns NULL if
+ * no window is free, or if memory is exhausted. */
 static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
     uint64_t first = first_beside(p, member);
     struct window *w = free_window(p);
@@ -336,9 +337,9 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and checks that the pack is still the one that its index describes. As for a
- * single file, the server is asked for the attributes after the last byte was read. Returns 0 or an
- * errno. */
+/* Reads a window, and then checks that the pack has not changed since its members were listed. For
+ * this check, the server is asked for the pack's attributes after the last byte was read. Returns 0
+ * or an errno. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
@@ -383,8 +384,8 @@ static int is_in_order(struct pack *p) {
 }
 
 /* Reads another window, which begins with the next ordered member after `w` that is in no window. A
- * thread does this while another thread reads `w`: several reads at once hide the source's latency.
- * Returns 0 if there is nothing to read, or if no window is free. */
+ * thread that waits until another thread has read `w` calls this: with several reads at once, the
+ * source's latency matters less. Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -415,8 +416,8 @@ static void await_change(struct pack *p) {
 }
 
 /* Returns the window that contains the order's member, once that window is read; NULL if the pack
- * cannot be read, or if no window is free. The caller holds the lock, which is released
- * meanwhile. */
+ * cannot be read, or if no window is free. The caller holds the lock, which is released during
+ * waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -435,8 +436,8 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
     return NULL;
 }
 
-/* Notes that no order waits for the job's member any more. Empties the member's window if no order
- * needs the window. The caller holds the lock. */
+/* Notes that no order waits for the job's member any more. If no order or thread needs the member's
+ * window either, empties the window. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)

@@ -22,8 +22,8 @@
 /* --- limits ----------------------------------------------------------------------------------- */
 
 /* Reserves the next free span of time for `n` bytes or operations, of which `per_s` are allowed
- * each second. Returns the time at which the span begins. Time that passes unused cannot be
- * reserved later, except for the last 20 ms: they make up for threads that wake late. */
+ * each second. Returns the time at which the span begins. Time that has passed cannot be reserved
+ * any more, except for the last 20 ms. This tolerance makes up for threads that wake late. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -58,8 +58,8 @@ void monarch_acquire_rate(struct monarch_engine *e, uint64_t n) {
 
 static int64_t ns(struct statx_timestamp t) { return monarch_time_ns(t.tv_sec, t.tv_nsec); }
 
-/* sync: AT_STATX_DONT_SYNC for the cached attributes, AT_STATX_FORCE_SYNC to ask the source's
- * server. */
+/* Reads the file's attributes; returns whether that succeeded. sync: AT_STATX_DONT_SYNC reads the
+ * cached attributes, AT_STATX_FORCE_SYNC asks the source's server. */
 static int attributes_of(int fd, int sync, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | sync, mask, x) == 0;
@@ -95,9 +95,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* The attributes that the kernel got at the open are enough here, because the server is asked
-     * again after the last byte. If they differ from the catalog's, ask the server now: some file
-     * systems learn a file's size only from that question. */
+    /* The attributes that the kernel cached at the open are enough here, because the server is
+     * asked after the last byte is read. Only if the cached attributes differ from the catalog's,
+     * ask the server now: some file systems learn a file's size only when they are asked. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -105,8 +105,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* Turns the kernel's read-ahead off. Units are read in any order, so read-ahead would request
-     * units that were read before. */
+    /* Turns the kernel's read-ahead off. Units are read in any order, so read-ahead would also
+     * request units that were already read. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
@@ -160,10 +160,11 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* RWF_DONTCACHE makes the kernel drop the pages that each read brings. If they stayed, the pages of
- * many small files would fill the memory, and finding free pages would take as long as copying.
- * posix_fadvise after each file is no alternative: it may wait for all cores, and would also drop
- * pages that other processes have read. RWF_DONTCACHE leaves those pages alone. */
+/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that each read brings. If these
+ * pages stayed, the pages of many small files would fill the memory, and finding free pages would
+ * take as long as copying. posix_fadvise after each file is no alternative: it may wait for all
+ * cores, and would also drop pages that other processes have read. RWF_DONTCACHE leaves those pages
+ * alone. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -189,7 +190,8 @@ int monarch_is_handed(const struct job *job) {
     return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
 }
 
-/* Returns whether the order's file can be read through a descriptor that a program has opened. */
+/* Returns whether `fd`, which a program has opened, is a descriptor of the order's file, and can be
+ * read. */
 static int is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
     uint64_t dev = e->control->source[job->entry.source].dev;
     int flags = fcntl(fd, F_GETFL);
@@ -224,8 +226,8 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone. Only one of their descriptors is
-     * kept. */
+    /* Several threads may find at once that the peer is gone, and each of them opens the file. Only
+     * one of the descriptors is kept. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);
@@ -239,9 +241,9 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* Reads from a program's descriptor. Bytes that the program has just read come from the page cache,
- * so they do not count as read from the source. But if this thread slept during the read, it has
- * waited for the source, and the bytes count. */
+/* Reads from a program's descriptor. The bytes count as read from the source only if this thread
+ * slept during the read, because it then has waited for the source. Bytes that the program has just
+ * read come from the page cache without a wait. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -255,10 +257,11 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Closes the descriptor that a program has handed over (`from`). The caller does this if the
- * program has asked for it or must not be delayed any longer. First opens the file at the source
- * anew. Then moves the new descriptor to the number `from`, because other threads may be reading
- * from that number. Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+/* Replaces `from`, a descriptor that a program has handed over. Call this if the program wants the
+ * descriptor closed, or must not be delayed any longer. Opens the file at the source anew, and
+ * moves the new descriptor to the number `from`. The number stays the same, because other threads
+ * may be reading from it. Returns 0, or -1 if the file could not be opened; *status and errno say
+ * why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;

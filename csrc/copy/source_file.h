@@ -1,6 +1,6 @@
 /* Opens and reads the file of an order at the source, checks whether it is still the file that the
- * catalog describes, and keeps the sources' rate limits. If a program has handed over a descriptor
- * of the file, reads from that descriptor, and closes it. */
+ * catalog describes, and obeys the rate limits for sources. If a program has handed over a
+ * descriptor of the file, reads from that descriptor, and closes it. */
 #pragma once
 
 #include "copy/filling.h"
@@ -29,7 +29,7 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
-int monarch_can_drop_behind(void); /* whether the kernel can drop pages after a read, and safely */
+int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages after a read */
 
 /* --- the descriptor of a fill ----------------------------------------------------------------- */
 
@@ -39,18 +39,19 @@ int monarch_is_handed(const struct job *job);
 void monarch_close_source(struct monarch_engine *e, struct job *job, int fd);
 /* Closes the descriptor that a reader has handed over to the order, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
-/* Returns a descriptor of the order's file: the one that a reader has handed over if it can be
- * used, else a new one. On failure, returns -1 and sets *status and errno as monarch_open_source
- * does. */
+/* Returns a descriptor of the order's file. This is the descriptor that a reader has handed over if
+ * that descriptor can be used, else a new one. On failure, returns -1 and sets *status and errno as
+ * monarch_open_source does. */
 int monarch_take_source(struct monarch_engine *e, struct job *job, int *status);
-/* Returns a descriptor of the file of a fill, which is opened at the first call. On failure,
- * returns -1 and sets *status and errno as monarch_open_source does. */
+/* Returns the descriptor of the fill's file at the source. The first call opens the file. On
+ * failure, returns -1 and sets *status and errno as monarch_open_source does. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
-/* If a reader has handed over `from`, the descriptor of the fill, and the descriptor must be closed
- * now (monarch_is_recalled), gives it back: `from` then is a descriptor that was opened here.
- * Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+/* Call this during a fill that reads from the descriptor `from`. If a reader has handed over
+ * `from`, and it must be closed now (monarch_is_recalled), replaces it: the number `from` then is a
+ * descriptor that this process has opened itself. Returns 0, or -1 if the file could not be opened;
+ * *status and errno say why. */
 int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
-/* Reads `n` bytes at offset `at` from the descriptor of the fill, and counts the bytes that the
- * source has sent. Returns the number of bytes, or -errno. */
+/* Reads `n` bytes at offset `at` from `from`, the descriptor of the fill. Counts the bytes that the
+ * source had to send. Returns the number of bytes, or -errno. */
 ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                           uint64_t n, uint64_t at);

@@ -9,9 +9,9 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* Most bytes that one read or one write moves. With so many, the cost of a system call does not
- * matter. With more, the bytes would no longer be in the second-level cache when they are hashed
- * and written. */
+/* The most bytes that one read or one write moves. For so many bytes, the cost of the system call
+ * itself does not matter. More bytes would no longer be in the second-level cache when they are
+ * hashed and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
 /* The engine: the state that all copying threads share, except their queues. */
@@ -19,17 +19,17 @@ struct monarch_engine {
     uint64_t block_bytes;
     uint64_t counts[MONARCH_COUNTS]; /* atomic; indexed by enum monarch_count */
     int stopping;                    /* atomic */
-    /* The peers that orders name, by number. NULL: no such peer. Atomic. */
+    /* By number: the peers that orders name; NULL: there is no peer of this number. Atomic. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
     /* The copies that this node offers to its peers. A peer that waits for a file is woken after
      * each unit of the file. NULL for none. Atomic. */
     struct monarch_holdings *holdings;
-    /* Serves readers that wait, in a thread that would otherwise only wait for a peer. `buffer` has
-     * MONARCH_CHUNK bytes. */
+    /* A thread calls this function, which serves waiting readers, while it has to wait for a peer.
+     * `buffer` has MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
     /* bytes_per_s, ops_per_s: the most bytes and operations per second that are requested from the
-     * sources; 0: no limit. next_byte_ns, next_op_ns: atomic; when the next byte and the next
-     * operation may be requested [ns of CLOCK_MONOTONIC]. */
+     * sources; 0: no limit. next_byte_ns, next_op_ns: atomic; the times from which the next byte
+     * and the next operation may be requested [ns of CLOCK_MONOTONIC]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
     /* The writer through which finished copies are published. NULL: the caller publishes them when
      * it takes the results. */
@@ -45,6 +45,6 @@ struct monarch_engine {
     /* Both atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
      * pageless: the share of recent files whose pages were gone (monarch_note_pages). */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES];
-    /* by source: number of fills by which the source's speed was judged */
+    /* by source: number of fills whose duration was noted in `fast` */
     uint32_t judged[MONARCH_MAX_SOURCES];
 };

@@ -121,9 +121,9 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
- * part is really read. A request for read-ahead would not be enough, because the kernel shortens
- * such requests at will. A thread reads one part at a time, so the number of threads bounds how
- * many parts are read at once. */
+ * part is read with ordinary reads, because the kernel shortens requests for read-ahead at will. A
+ * thread reads one part at a time, so the number of threads limits how many parts are read at
+ * once. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);
@@ -132,7 +132,7 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    /* makes the read not count as a use of the pages, from Linux 6.3 on */
+    /* since Linux 6.3, this keeps the read from counting as a use of the pages */
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {

@@ -1,5 +1,5 @@
-/* Carries out all orders but fills. These orders check copies, compare files at the source with the
- * checksums of their copies, drop copies, and page copies in. */
+/* Carries out all orders except fills. These orders check copies, compare files at the source with
+ * the checksums of their copies, drop copies, and read copies into the page cache. */
 #pragma once
 
 #include "copy/job.h"

@@ -1,4 +1,5 @@
-/* The copy engine as Python drives it: start, settings, results, stop. */
+/* The functions by which Python starts the copy engine, sets its parameters, takes its results and
+ * stops it. */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -197,13 +198,14 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* Otherwise a peer that sends byte by byte keeps a thread busy until the time limit. */
+        /* Without this, a peer that sends byte by byte could keep a thread busy until the time
+         * limit. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* The count is read again in each iteration: a thread that was starting others has counted them
-     * before it can be joined itself. */
+    /* A thread that starts other threads counts them before it ends. So the count is read again
+     * after each join. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)
@@ -231,8 +233,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
 
 /* Sets two parameters of malloc to constants. M_MMAP_THRESHOLD is the size from which a block gets
  * its own mapping; by default, glibc raises it whenever such a block is freed. M_ARENA_MAX limits
- * the arenas; by default, each thread gets one. With both defaults, the freed memory of a scan or a
- * manifest would be kept forever. */
+ * the arenas; by default, each thread gets one. With the defaults of both, the process would keep
+ * the freed memory of a scan or a manifest forever. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

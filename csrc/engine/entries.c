@@ -6,7 +6,7 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* The buckets hold only orders that have not begun and for which a reader may wait. */
+/* The hash buckets contain only orders of these two kinds, and each order only until it begins. */
 int monarch_is_awaited(const struct job *job) {
     return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
 }

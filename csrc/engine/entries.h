@@ -7,14 +7,14 @@
 /* --- orders by entry -------------------------------------------------------------------------- */
 
 enum monarch_way monarch_way_of(const struct job *job);
-/* Returns whether readers may wait for an order of this kind. If so, the order can be found by its
- * entry from the call of monarch_remember until the order begins. */
+/* Returns whether readers may wait for an order of this kind. Only such an order can be found by
+ * its entry, from the call of monarch_remember until the order begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
-/* Returns the queued order to fill or to check this entry that was remembered last, or NULL if
- * there is none. */
+/* Returns the order to fill or to check this entry that is queued, or NULL if there is none. If
+ * several are queued, returns the one that was remembered last. */
 struct job *monarch_order_of(const struct pool *p, uint64_t id);
 /* Returns whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
@@ -33,6 +33,6 @@ void monarch_claim(struct fill *f, uint64_t unit);
 struct fill *monarch_fill_of(const struct pool *p, uint64_t id);
 void monarch_add_fill(struct pool *p, struct fill *f);
 void monarch_remove_fill(struct pool *p, const struct fill *f);
-/* Moves the fill `f` to the end of the list of fills. If `first` is another fill, it gets the place
- * of `f`. */
+/* Moves the fill `f` to the end of the list of fills. If `first` is another fill, `first` moves to
+ * the position that `f` had. */
 void monarch_move_last(struct pool *p, struct fill *f, struct fill *first);

@@ -25,7 +25,8 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* Returns the demand that waits in a slot; 0 if there is none, or if a thread already serves it. */
+/* Returns the demand in a slot; 0 if the slot has none, or if a thread already serves the
+ * demand. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -78,10 +79,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Each slot in which a reader of a rank waits yields one reader of `of_ranks`. But a demand may
-     * be taken or answered after `of_ranks` was filled. The slot of that demand then yields no
-     * reader, and one reader too many is left in `of_ranks` at the end. Yield the readers that are
-     * left. */
+    /* Yields the readers that are left in `of_ranks`. There are such readers if a demand was taken
+     * or answered after `of_ranks` was filled: the demand's slot then looked empty, and yielded no
+     * reader of `of_ranks`. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -18,8 +18,8 @@ struct fair_queue {
 static inline unsigned monarch_rank_in(const struct fair_queue *q, unsigned rank) {
     return q->share[rank] ? rank : 0;
 }
-/* Returns the virtual time at which the rank is due. A rank is never due earlier than `now`, so
- * that it saves up no service while none of its readers waits. */
+/* Returns the virtual time at which the rank is due. A rank is never due earlier than `now`: a rank
+ * without waiting readers must not save up service for later. */
 static inline uint64_t monarch_due(const struct fair_queue *q, unsigned rank) {
     return q->due[rank] > q->now ? q->due[rank] : q->now;
 }
@@ -33,9 +33,10 @@ struct waiting {
     uint8_t rank;   /* 0: no rank */
 };
 
-/* Iterator over the waiting readers in the order in which they are to be served. It passes through
- * the demand slots. At a reader of no rank, it yields that reader. At a reader of a rank, it yields
- * the reader whose rank is due first, whichever rank that is. */
+/* Iterator over the waiting readers in the order in which they are to be served. It goes through
+ * the demand slots. If a slot's reader has no rank, the iterator yields this reader. If a slot's
+ * reader has a rank, the iterator yields a reader of the rank that is due first, which may be
+ * another rank. */
 struct line {
     const struct fair_queue *queue;
     /* Both by slot. demand: the demand that waits. taken: the demand that a thread already serves,

@@ -39,8 +39,8 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 }
 
 /* Orders a fill of the file for which the reader waits, if the grant allows it. Returns whether the
- * file is left to Python, which must order it or find out why it cannot be ordered. c: the catalog;
- * NULL if the writer's lock could not be taken, so that the file's state is unknown. */
+ * file is left to Python, which must order the fill or find out why there can be no fill. c: the
+ * catalog; NULL if the writer's lock could not be taken. The file's state is then unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
@@ -54,14 +54,14 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* No fill of this file is under way, and none is asked for. So this demand came after the last
-     * answer to the file's readers. Make the reader look at the file again. */
+    /* No fill of this file is under way or asked for. So the file was settled before this demand
+     * was made. Wake the reader, which then checks the file's state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
 
-/* Notes that there is work for the daemon's loop. Returns whether the caller must wake the loop,
- * because no other caller has done so since the loop's last rest. */
+/* Notes that there is work for the daemon's loop. Returns whether this is the first such note since
+ * the loop's last rest; the caller must then wake the loop. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -73,8 +73,8 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me) {
     struct monarch_writer *w = p->shared.writer;
-    /* The wait for this lock is limited: while the catalog grows, its writer holds the lock for a
-     * long time. */
+    /* The wait for this lock has a limit, because the lock is held for long while the catalog
+     * grows. */
     int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
@@ -136,7 +136,8 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* Number of entries whose homes are stored before the lock is released to let other threads in. */
+/* The homes of this many entries are stored at a time. Then the lock is released, so that other
+ * threads can take it. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {

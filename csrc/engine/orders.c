@@ -31,8 +31,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    /* An empty file's order asks no peer: a peer that sends no bytes cannot vouch that the file is
-     * unchanged. */
+    /* An order for an empty file asks no peer: a peer sends no bytes of it, and so cannot vouch
+     * that the file is unchanged. */
     for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
         int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
         int peer = is_asked ? peers[i] : -1;
@@ -54,9 +54,10 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
 
 /* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
- * that this node does not keep goes into the staging area, every other file into another tier. If a
- * tier's granted room is too small, but only part of the tier's room is granted, the file may still
- * fit into this tier. So later tiers are not tried then. */
+ * that this node does not keep goes into the staging area; every other file goes into a tier that
+ * is not the staging area. If only part of a tier's room is granted, a file that does not fit into
+ * this part may still fit into the tier. Such a file is left to policy, and no later tier is
+ * tried. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -113,7 +114,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* A copy's number in the word belongs to an older copy, which must be removed first. */
+    /* If the word has the number of a copy, this is an older copy, which must be removed first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
     enum monarch_storage storage = find_home(p, id, asked);
@@ -124,7 +125,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* the room that is left is unknown now; wait for the next grant */
+        g->holds = 0; /* the order's room was already subtracted, so wait for the next grant */
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
@@ -134,8 +135,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* A PAGE_IN does not count as pending: nothing waits for it, and it is no sign that fills are under
- * way. */
+/* A PAGE_IN is not counted as pending: nothing waits for its end, and it does not show that fills
+ * are under way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)(int64_t)more;
@@ -154,8 +155,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
- * number. An order for which a descriptor waits goes into the queue of files in use instead, so
- * that it does not wait behind files that are filled ahead. */
+ * number. An order that a descriptor waits for goes into the queue of files in use instead, so that
+ * no file that is filled ahead delays it. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -172,8 +173,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* Each order gets a copy of its entry. The lock is needed because publishing may clear
-     * `copy_ino` of any entry meanwhile. */
+    /* Each order gets a copy of its entry. The lock is needed while entries are copied, because
+     * another thread that publishes a copy may clear the `copy_ino` of any entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
@@ -218,8 +219,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* Withdraw no order whose file a program uses. That includes an order that has a
-         * descriptor, or for which a descriptor waits: a program has read that file. */
+        /* Do not withdraw an order whose file a program uses. If the order has a handed-over
+         * descriptor, or if such a descriptor waits for the order, a program has read the file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

@@ -1,5 +1,5 @@
-/* Makes orders from the catalog, queues them and withdraws them. Policy has told the engine to do
- * what an order says, or has granted the room for it. */
+/* Makes orders from the catalog, queues them and withdraws them. Each order is either one that
+ * policy has submitted, or a fill in room that policy has granted. */
 #pragma once
 
 #include "engine/entries.h"
@@ -14,8 +14,9 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
  * fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* Notes which peer gave the whole of a file. Fills of that file count in the peer's flow from then
- * on: the peer need not wait for the source. The caller holds the pool's lock. */
+/* If a single peer has given the whole file in this fill, notes that the peer has the file. Later
+ * fills of the file from this peer count in the peer's flow, because the peer need not wait for the
+ * source. The caller holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Puts the order into one of the queues `to`, which are indexed by way. The caller holds the pool's
  * lock, and wakes threads afterwards (waking.h). */

@@ -13,8 +13,8 @@ struct pool;
 #define MONARCH_UNORDERED 8
 
 /* The room that policy has granted. The pool's lock protects all fields except the atomic ones.
- * While there is a grant, only the engine's threads set entries to FILLING; while there is none,
- * only Python does. So neither side needs to know what the other side is about to decide. */
+ * While there is a grant, only the engine's threads set entries to FILLING. While there is no
+ * grant, only Python does. So the two never decide about the same entry at the same time. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -26,21 +26,23 @@ struct grant {
      * node is alone and keeps every file in its tiers. */
     struct monarch_home *home;
     uint64_t homes;
-    /* Fills that the engine has ordered since Python last took this list. */
+    /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
     /* By demand slot: the last demand that a thread has looked at and whose file had no order. From
      * then on, the threads skip that demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: whether the threads looked at the demand in `refused` too early: there was no
-     * grant, or the file was FILLING. If so, they look at it again after the next grant. */
+    /* By demand slot: whether the threads looked at the demand in `refused` too early, because
+     * there was no grant or the file was FILLING. If so, they look at the demand again after the
+     * next grant. */
     uint8_t is_early[MONARCH_DEMANDS];
-    uint32_t leaves; /* futex, atomic: set to 1 when work is left to the daemon's loop, and to 0
-                        when the loop's next rest ends */
+    /* futex, atomic: becomes 1 when the engine leaves work to the daemon's loop, and 0 when the
+     * loop's next rest ends */
+    uint32_t leaves;
 };
 
-/* Number of hash buckets. The buckets find queued orders and fills by entry. A search of the queues
- * would take too long: an order for which a reader waits may be far back. */
+/* Number of hash buckets, in which queued orders and fills are found by entry. A search of the
+ * queues would take too long: the order that a reader waits for may be far from the front. */
 #define MONARCH_BUCKETS 1024
 /* Number of slots reserved for fills from the source. Fills from peers must leave them free,
  * because other nodes wait for files that this node reads from the source. */
@@ -51,17 +53,18 @@ struct grant {
 enum monarch_role {
     /* all work of the thread's way (from the sources, or from peers), except PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for; a thread looks for it between two parts of other work */
+    /* only work that readers wait for. A thread also looks for such work between two parts of other
+     * work */
     MONARCH_DOES_DEMANDS = 2,
     /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
-     * this role, so that a tier that hangs cannot block all of them. */
+     * this role. So a tier that hangs cannot block the other half. */
     MONARCH_READS_AHEAD = 4,
 };
 
-/* Orders that were set aside because their peer already had its share of the threads. */
+/* orders that were set aside because the peer that they ask already had its share of the threads */
 struct late {
     struct queue of[MONARCH_MAX_PEERS];
-    /* the first `peers` elements are the peers that may have orders in `of` */
+    /* the first `peers` elements are the numbers of the peers that may have orders in `of` */
     uint16_t peer[MONARCH_MAX_PEERS];
     unsigned peers;
 };
@@ -90,9 +93,9 @@ struct handovers;
 struct kept_table;
 
 struct pool {
-    struct monarch_engine shared; /* the first member: fill.c and job.c access only this one */
+    struct monarch_engine shared; /* the first member, so a pointer to it leads to the pool */
     pthread_mutex_t lock;
-    /* done: orders that have a result; told: those whose result Python has taken */
+    /* done: orders that have a result; told: orders whose result Python has taken */
     struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
@@ -113,13 +116,13 @@ struct pool {
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Both by way. width: how many threads may at a time do work for which no reader waits.
-     * unasked: how many do so now. */
+    /* Both by way. width: how many threads at a time may do unasked work, which no reader waits
+     * for. unasked: how many threads do such work now. */
     uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
-    /* by peer: how many of the threads that `unasked` counts ask this peer */
+    /* by peer: how many of the threads counted in `unasked` ask this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
     struct grant grant;
-    /* NULL if the engine takes no descriptors from readers. */
+    /* NULL if the engine accepts no descriptors from readers. */
     const struct listener *listener;
     struct handovers *handovers;
     struct kept_table *kept;
@@ -133,22 +136,24 @@ struct pool {
     /* number of idle threads among those for the sources: [1] with the role READS_AHEAD, [0]
      * without it */
     int resting[2];
-    int is_starting;         /* a thread for the sources is starting others right now */
-    uint64_t start_after_ns; /* no thread is started before this time, because the last attempt
-                                failed; 0: no limit */
-    int peer_threads; /* number of threads for peers: worker[most_threads] and the following */
+    int is_starting; /* a thread for the sources is starting others right now */
+    /* the last attempt to start a thread failed, so none is started before this time; 0: no
+     * limit */
+    uint64_t start_after_ns;
+    /* number of threads for peers; these are worker[most_threads] and the following elements */
+    int peer_threads;
     int at[MONARCH_MAX_PEERS]; /* by peer: number of threads whose work asks this peer */
     int away;                  /* number of threads whose work asks any peer: the sum of `at` */
     struct worker {
         struct pool *pool;
         uint32_t number; /* index among the threads of its way */
         enum monarch_way way;
-        int peer; /* the peer that the thread's work asks (the thread is at this peer); -1: none */
+        int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
         /* the thread has left an order queued, because a program is still reading the file */
         int awaits_reader;
-        struct waiting unordered[MONARCH_UNORDERED]; /* readers that the search has met and whose
-                                                        files have no order */
+        /* readers that the search has found, and whose files have no order */
+        struct waiting unordered[MONARCH_UNORDERED];
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */
         pthread_t thread;

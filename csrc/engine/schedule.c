@@ -10,11 +10,11 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Work for which a reader waits may exceed its peer's share of the threads while more than this
- * many threads for peers are free. The last free threads are kept for other peers. */
+/* While more than this many threads for peers are free, work that a reader waits for may exceed its
+ * peer's share of the threads. So this many free threads stay available for other peers. */
 #define KEPT_FREE 4
-/* The most orders that one search passes over. The search must be short, because it holds the
- * pool's lock. */
+/* The most orders that one search passes over. The search must be short, because the pool's lock is
+ * held during it. */
 #define MOST_PASSED 64
 
 /* --- the next work ---------------------------------------------------------------------------- */
@@ -29,20 +29,22 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
 /* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
  * as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded
  * peer leaves some threads to the other peers, and a single busy peer gets two thirds of all
- * threads. `at` is the peer at which the thread is now; the thread may always stay there. */
+ * threads. at: the peer that the thread's work asks now; the thread may always stay with this
+ * peer. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* Like can_ask, for work for which a reader waits: while more than KEPT_FREE threads are free, the
- * peer's share does not limit such work. */
+/* Like can_ask, for work that a reader waits for. While more than KEPT_FREE threads are free, the
+ * peer's share does not limit this work. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work for which no reader waits. The peers share the width (struct pool) by the
- * same rule. So even if the width is small, one slow peer leaves part of it to the other peers. */
+/* Like can_ask, for work that no reader waits for. By the same rule, the peers also share the width
+ * (struct pool). So even if the width is small, one slow peer leaves part of the width to the other
+ * peers. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -99,17 +101,17 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* The thread that claimed the unit answers the unit's readers when the unit is done. If that
-     * answer came before this demand was made, this demand would stay without an answer, so answer
-     * it here. Also answer a demand for a unit that no map has. */
+    /* Answer this demand if its unit is done. The thread that claimed the unit has answered the
+     * unit's readers already, perhaps before this demand was made. Also answer a demand for a unit
+     * that no map has. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread should try to order a fill for this demand, whose file has no order. It
- * should unless the demand was refused before. */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order. A
+ * demand that was refused before is not tried again. */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -127,8 +129,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 }
 
 /* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last one that found work ended. Where the search meets a reader that belongs to a rank, the
- * ranks' shares decide which rank's reader is served instead (fair_queue.h). */
+ * last one that found work ended. When the search reaches a reader that belongs to a rank, the
+ * ranks' shares decide which rank's reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->way];
     struct line line;
@@ -151,10 +153,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Returns the fill whose next unit is to be filled before a reader asks for it, or NULL. *first
- * gets the first fill in the list that could be served. A later fill is returned instead only under
- * two conditions: the readers of both fills belong to ranks, and the later fill's rank is due
- * earlier. */
+/* Chooses the fill of which the next unit is filled ahead of its reader; returns NULL if there is
+ * none. *first gets the first fill in the list that could be served. This fill is usually the
+ * result. A later fill is the result if the readers of both fills belong to ranks, and the later
+ * fill's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
     const struct fair_queue *queue = &p->fair[way];
     struct fill *chosen = NULL;
@@ -169,7 +171,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* only the first fill can get here without a rank */
+        if (!rank) /* `f` is the first fill, and is chosen */
             break;
     }
     return chosen;
@@ -234,8 +236,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short,
- * because it passes over a peer only if some of the few threads are at that peer. */
+/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
+ * passes over a peer only if threads work for this peer, and there are few threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -270,8 +272,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order of the queue to begin it. Sets aside orders whose peer has its share of the
- * threads. */
+/* Takes the next order from the queue, so that the thread begins it. Sets aside orders that ask a
+ * peer which already has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
@@ -300,7 +302,7 @@ static int is_within_width(const struct pool *p, enum monarch_way way) {
     return p->unasked[way] < p->width[way];
 }
 
-/* Takes work for which no reader waits: a unit ahead of a reader, a block, or an order. */
+/* Takes work that no reader waits for: a unit ahead of a reader, a block, or an order. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_way way = me->way;
     int is_ahead =
@@ -328,7 +330,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has finished its work: it is at no peer, and counts as resting. */
+/* Notes that the thread has finished its work. Its work then asks no peer, and the thread counts as
+ * resting. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;

@@ -5,8 +5,8 @@
  *
  *   - Work is added under the pool's lock. Then the bell of its way is rung, which changes the
  *     bell's word and wakes one thread that could do the work. A thread reads the word before it
- *     looks for work, and sleeps only if the word is still the same. So a thread that looked too
- *     early does not fall asleep.
+ *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
+ *     before the work was added does not fall asleep.
  *   - A thread that has looked for work may leave work that sleeping threads could do. It then
  *     wakes one of these threads, but does not change the word: the thread that has added the work
  *     rings the bell for it. If that ring has come already, no thread that is awake falls asleep
@@ -14,8 +14,8 @@
  *     one exception: a thread that leaves one peer for another rings the bell itself. It makes room
  *     at the first peer for orders that were set aside, and no other ring will come for these
  *     orders.
- *   - A thread that has all roles of its way and finds no work need not wake others: it has left
- *     nothing that they could do.
+ *   - A thread that has all roles of its way and finds no work need not wake others, because there
+ *     is nothing that they could do.
  *   - A demand whose file has no order counts as work of both ways, until a thread has ordered a
  *     fill of the file or left the file to the daemon's loop (grant.c). */
 #include "engine/waking.h"
@@ -27,8 +27,8 @@ void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
         monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
 }
 
-/* Wakes all threads because the engine stops. It must not rely on the count of sleeping threads,
- * which a client may have overwritten. */
+/* Wakes all threads because the engine stops. Ignores the count of sleeping threads, because a
+ * client may have overwritten it. */
 void monarch_ring_all(struct pool *p, enum monarch_way way) {
     struct monarch_bell *bell = &p->shared.clients->engine[way];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);

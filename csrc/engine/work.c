@@ -20,13 +20,13 @@
 /* Number of results of published copies that accumulate before the daemon is rung. */
 #define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
 #define RESULTS_AT_ONCE 512 /* if it does not */
-/* A daemon that waits for results is also rung when fewer orders than this are queued, because it
- * may then submit more orders. */
+/* A daemon that waits for results is also rung when fewer orders than this are queued: it can then
+ * submit more orders in time. */
 #define ORDERS_LEFT 64
-/* For this long [ns] after a reader has waited for a unit of a file, the file is moved unit by unit
- * instead of in longer runs. */
+/* After a reader has waited for a unit of a file, the file is moved unit by unit for this long
+ * [ns], instead of in longer runs. */
 #define ASKED_NS 500000000ULL
-/* Size of a thread's stack [bytes]. A small one is enough: file content goes into a separate
+/* Size of a thread's stack [bytes]. It is small, because file content goes into a separate
  * buffer. */
 #define STACK_BYTES (256 * 1024)
 /* After this long [ns] without work, a thread returns the memory of its buffer. */
@@ -43,9 +43,9 @@
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Returns whether to ring the daemon for this result. Once rung, the daemon takes all results, so
- * it is not rung again before it has taken them. Results whose copies were published here may
- * accumulate, so that not every file costs an iteration of the daemon's loop. */
+/* Returns whether to ring the daemon for this result. The daemon is not rung again until it has
+ * taken the results, because it then takes all of them. Results of published copies may accumulate,
+ * so that one iteration of the daemon's loop handles many files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -79,13 +79,13 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, and reports the order's result. The result is queued before
- * the writer's lock is released. So the result of a later removal of the copy comes after it:
- * before Python orders the removal, it must set the entry's word under that lock. */
+ * the writer's lock is released. So if Python later orders the copy's removal, the removal's result
+ * comes after this result: Python must first take the same lock, to set the entry's word. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
-    /* While the catalog grows, the writer's lock is held for a long time. This thread then soon
-     * gives up on the lock, and Python publishes the copy when it takes the result. */
+    /* While the catalog grows, the writer's lock is held for a long time. If this thread does not
+     * get the lock soon, Python publishes the copy when it takes the result. */
     if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
         !monarch_lock_soon(e->writer)) {
         push_result(p, job);
@@ -99,7 +99,8 @@ static void finish(struct pool *p, struct job *job) {
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Ends this thread's use of the fill. The last thread to leave a finished fill ends the fill. */
+/* Notes that this thread no longer works on the fill. If no other thread does and the fill is
+ * finished, ends the fill. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -132,9 +133,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, way);
-    /* A thread with the role DOES_ALL would have taken any work of that role itself. What seems to
-     * be left is an order whose file a program is still reading, so no other thread is woken for
-     * it. */
+    /* This thread found no work, but has the role DOES_ALL. So the only work that may be left for
+     * this role is an order whose file a program is still reading. No other thread is woken for
+     * such an order. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -163,8 +164,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. A file that is begun here can itself be interrupted
- * for demands. So fills nest, at most DEEPEST levels deep. */
+/* Serves demands in the middle of other work. If that begins the fill of a file, this fill can be
+ * interrupted for demands too. Fills nest in this way, at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -188,13 +189,13 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 }
 
 /* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
- * returns the run's length. If that skips units of the block, which other threads have claimed,
- * sets *whole to 0. */
+ * returns the run's length. Sets *whole to 0 if units of the block were skipped because other
+ * threads have claimed them. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
-    /* A peer is asked for a whole block, because it sends the block's recorded sum along with the
-     * bytes. */
+    /* A peer is asked for a whole block, because it then sends the sum that was recorded for the
+     * block. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
     /* A program that has just opened the file will ask for the first unit next, so move that unit
@@ -248,8 +249,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             return;
         }
         /* A file of one unit is moved at once, and so is a file that comes with a reader's
-         * descriptor. Any other file is left to threads without more urgent work: this thread may
-         * have begun the file in the middle of other work. */
+         * descriptor. The blocks of any other file are left to threads that have no more urgent
+         * work. This thread does not move them now, because it may have begun the file in the
+         * middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_way way = monarch_way_of(job);
@@ -268,8 +270,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* The depth DEEPEST keeps the thread from serving other readers meanwhile: the program may want
-     * its descriptor closed soon. */
+    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. It must not be
+     * delayed, because the program may want its descriptor closed soon. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -294,8 +296,9 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. There is no
- * ring when a reader's claim ends, or when the thread's buffer should be given back. */
+/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. The thread
+ * looks again without a ring in two cases: a reader's claim may end, or the memory of the thread's
+ * buffer should be returned. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -360,9 +363,9 @@ static int start(struct pool *p, struct worker *w, enum monarch_way way, int num
     return is_started;
 }
 
-/* Starts the next thread for the sources. The thread is counted once it can be joined.
- * monarch_engine_stop cannot miss it: that function joins the calling thread first and then reads
- * the count again. The caller holds the pool's lock, which is released meanwhile. */
+/* Starts the next thread for the sources, and counts it once it can be joined. monarch_engine_stop
+ * does not miss the new thread, because it joins the calling thread first and then reads the count
+ * again. The caller holds the pool's lock, which is released meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

@@ -3,13 +3,13 @@
 
 #include "engine/schedule.h"
 
-/* Starts the threads that the engine begins with. More threads for the sources are started later:
- * when all running threads with the role READS_AHEAD have work, or all threads without that role.
- * Returns 0 if no thread for the sources could be started. A thread ends when the engine is
- * stopping and the bell of its way is rung. */
+/* Starts the threads that the engine begins with. More threads for the sources are started later,
+ * when all running threads with the role READS_AHEAD have work, or when all running threads without
+ * that role have work. Returns 0 if no thread for the sources could be started. A thread ends when
+ * the engine is stopping and the bell of its way is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
-/* Implements monarch_engine.serve_readers. A call within another call does nothing. So a thread is
- * inside at most two waits for peers at once. */
+/* Implements monarch_engine.serve_readers. Does nothing if this thread is already inside a call of
+ * this function. So at most two of a thread's waits for peers are nested. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
 /* Does a FILL that is in no queue and has a slot. The calling thread serves no other reader
  * meanwhile. */

@@ -27,8 +27,8 @@ static int is_plain(const char *path) {
 }
 
 /* Reads the attributes of the file at the path, and returns whether the descriptor is of that file.
- * The attributes are those that the kernel cached when the reader opened the file; the fill later
- * compares them with those at the source's server. */
+ * The attributes come from the kernel's cache, where the reader's open has put them. The fill later
+ * compares them with the attributes at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -90,9 +90,10 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. For a moment, no order may be found. Policy sets the
- * file's state before it submits the order. And a thread takes an order out of its queue before it
- * adds the fill to the list of fills. */
+/* Finds the order of a file that is FILLING. There are two moments in which no order is found, and
+ * the answer is NOT_YET. In the first, policy has set the file's state, but has not submitted the
+ * order. In the second, a thread has taken the order out of its queue, but has not added the fill
+ * to the list of fills. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -118,7 +119,7 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
 }
 
 /* Adds the file to the catalog. If the grant does not allow that, or if the catalog is full, leaves
- * it to policy. */
+ * the file to policy. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

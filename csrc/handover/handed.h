@@ -3,7 +3,7 @@
 
 #include "engine/entries.h"
 
-/* Stands in for the number of the file's entry while the catalog does not know the file. */
+/* The value of `id` while the catalog does not know the file, which then has no entry. */
 #define MONARCH_NO_ENTRY UINT64_MAX
 
 struct handed {
@@ -14,12 +14,14 @@ struct handed {
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
-    /* The next three fields are used while the descriptor waits for its order (kept.c). is_told:
-     * policy knows of the file. is_ordered: there is an order to fill the file, which no thread has
-     * begun. */
+    /* is_told, is_ordered and told_at are used while the descriptor waits for its order (kept.c).
+     * is_told: policy knows of the file. is_ordered: there is an order to fill the file, which no
+     * thread has begun. */
     int is_told, is_ordered;
-    uint32_t told_at;    /* iteration of the daemon's loop in which policy learned of the file */
-    uint64_t renames;    /* count of directory renames before the path was looked up */
+    uint32_t told_at; /* iteration of the daemon's loop in which policy learned of the file */
+    /* number of directory renames before the path was looked up; after a rename, the path may be
+     * wrong */
+    uint64_t renames;
     struct handed *next; /* in the list of descriptors to be closed */
     char path[];
 };
@@ -37,7 +39,9 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
                       needed */
-    MONARCH_REFUSED, /* policy must order the fill, or add the file to the catalog */
+    /* the grant does not cover the file: policy must order the fill, or add the file to the
+     * catalog */
+    MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,
     MONARCH_ANOTHERS /* the descriptor and the entry are of different files */

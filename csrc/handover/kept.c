@@ -28,8 +28,8 @@
 /* A descriptor that still has no order is closed once both of these limits have passed. */
 #define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */
 #define ITERATIONS 2         /* iterations of the daemon's loop since policy learned of the file */
-/* Interval [ns] at which the table's thread goes through the table. So the thread notices at most
- * this much later that a program wants its descriptor closed. */
+/* Interval [ns] at which the table's thread goes through the table. If a program wants its
+ * descriptor closed, the thread notices this at most one interval later. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
@@ -40,8 +40,8 @@ struct kept_table {
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
     unsigned count; /* atomic */
-    /* list of descriptors to be closed; the table's thread closes them, because a close may have to
-     * wait for the source */
+    /* list of descriptors to be closed. Only the table's thread closes them, because a close may
+     * have to wait for the source */
     struct handed *dropped;
     /* futex, rung when the table is no longer empty, when descriptors are dropped, and at the
      * end */
@@ -125,7 +125,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
-    /* While the table is empty, an order costs no more than this check. */
+    /* This check comes first, and without a lock: nearly always the table is empty. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
         monarch_way_of(job) != MONARCH_FROM_SOURCE)
         return;
@@ -174,8 +174,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether waiting longer is useless: the daemon's loop has had enough iterations to order
- * the file, and ORDER_NS have passed. */
+/* Returns whether the descriptor need not wait any longer for an order. This is so if the daemon's
+ * loop has had enough iterations to order the fill, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -204,7 +204,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
 }
 
 /* Returns whether the file stays in the table. A file whose descriptor was closed also stays until
- * policy knows of it. c: the catalog, or NULL while it cannot be looked at. */
+ * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken, because
+ * the catalog must not be used then. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

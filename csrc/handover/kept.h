@@ -12,7 +12,7 @@ struct kept_table *monarch_new_kept(struct pool *p);
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Orders fills for the descriptors in the table as far as a grant allows. Closes the descriptors
- * for which it is useless to wait longer. */
+ * that have waited long enough without getting an order. */
 void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);

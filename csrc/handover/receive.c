@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
  * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
- * trusted: before a fill uses the descriptor, it checks that the descriptor is of the file that the
- * catalog describes. The threads have no other work, so that each descriptor is closed soon. This
- * matters if the program has a lock on the open file (flock): the lock lasts until the last
- * descriptor is closed. */
+ * trusted: a fill uses the descriptor only if this is a descriptor of the file that the catalog
+ * describes. The threads have no other work, so that each descriptor is closed soon. A quick close
+ * matters to a program that has a lock on the open file (flock), because the lock lasts until the
+ * last descriptor of the open file is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most threads, and so the most files that are copied at a time. Many threads are no harm: a
- * thread mostly waits for the source to confirm that the file is unchanged. */
+/* The most threads. Each copies one file at a time. Many threads are no harm: a thread mostly waits
+ * for the source to confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -60,8 +60,8 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
 }
 
 /* Keeps the descriptor until policy orders the file's fill. Closes the descriptor instead in four
- * cases: no order will need it; it is of another file than the entry; the program has asked for it
- * back; or the table of waiting descriptors is full. */
+ * cases: no order will need the descriptor; the descriptor and the entry are of different files;
+ * the program wants the descriptor closed; or the table of waiting descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -92,9 +92,9 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up on a descriptor that cannot be used, and requests a copy of the file from policy
- * instead. fd: -1 if the descriptor was not received, because this process has reached its limit of
- * open descriptors. */
+/* Gives up a descriptor that cannot be used. Requests a fill of the file from policy instead, if
+ * the file has an entry. fd: -1 if the descriptor was not received, because this process has
+ * reached its limit of open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -173,8 +173,8 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Changes the count of waiting threads by `by`. If the last waiting thread has got a descriptor,
- * starts another thread to wait for the next one. */
+/* Changes the count of waiting threads by `by`. If no thread waits any more, starts another thread,
+ * which waits for the next descriptor. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);
     h->waiting += by;
@@ -230,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* The count is read again in each iteration: a thread that was starting another one has counted
-     * the new thread before it can be joined itself. */
+    /* A thread that starts another thread counts it before it ends. So the count is read again
+     * after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

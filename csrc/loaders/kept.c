@@ -46,8 +46,8 @@ static int is_abandoned(uint64_t state) {
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes the caller the only writer of the sample. Returns 1, or 0 if another process has stored or
- * is writing the sample, or has found no room for it. */
+/* Makes the caller the only writer of the sample. Returns 1. Returns 0 if another process has
+ * stored the sample, is writing it, or has found no room for it. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;

@@ -12,12 +12,12 @@
 #define MONARCH_READS_IN_FLIGHT 256
 
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] into out[i], for all i below `n`. At most
- * `in_flight` reads are in flight at once. The calling thread reads too; the process keeps the
- * other threads for later calls. If few reads of the last call had to wait for a device, the other
- * threads are woken only once a read has to wait. Returns `n`. If reads fail, returns the smallest
- * `i` of a read that failed; *error is then that read's errno, or 0 if its file ended too early.
- * After a failure no further reads begin, and the call returns once the reads in flight have
- * ended. */
+ * `in_flight` reads are in flight at once. The calling thread reads too. The process keeps the
+ * other threads for later calls. They are woken at once, except if few reads of the last call had
+ * to wait for a device; then they are woken when a read of this call has waited. Returns `n`. If
+ * reads fail, returns the smallest `i` of a read that failed; *error is then that read's errno, or
+ * 0 if its file ended too early. After a failure no further reads begin, and the call returns once
+ * the reads in flight have ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -55,9 +55,10 @@ struct monarch_kept {
     uint64_t is_full;
 };
 
-/* Copies kept samples: each of places[0..n) that is completely stored with lengths[i] bytes goes to
- * out + starts[i]. Sets missing[i] to 0 for these samples, and to 1 for all others. A place of -1
- * stands for a sample that is never kept. Returns the number of missing samples. */
+/* Copies kept samples, for all i below `n`. If the sample of table entry places[i] is completely
+ * stored with lengths[i] bytes, copies it to out + starts[i], and sets missing[i] to 0. Otherwise
+ * sets missing[i] to 1. A place of -1 stands for a sample that is never kept. Returns the number of
+ * missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
 /* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of
@@ -67,5 +68,5 @@ int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *l
  * If a process was killed while it stored the sample, the caller takes over. Returns 1 for the
  * first sample, among all processes, that finds no room; otherwise 0. */
 int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
-/* Adds to the counts of samples that were read. */
+/* Adds the two numbers to the counts of struct monarch_kept. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

@@ -15,7 +15,8 @@
 
 /* A read counts as slow if it took longer than this [ns] plus 1 ns per byte, and its thread slept
  * meanwhile. Such a read has waited for a disk or a network. A read from memory takes a tenth of
- * that time, or longer if its thread has to wait for a processor; but that wait is no sleep. */
+ * that time. It takes longer if its thread has to wait for a processor, but such a wait does not
+ * count as sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no
@@ -29,8 +30,8 @@ struct call {
     /* The following fields are used under the lock. */
     uint64_t failed; /* smallest index of a read that failed; `n` if none has */
     int error;       /* its errno */
-    int wanted;      /* number of threads that may still join */
-    int at_work;     /* number of threads that work on it, not counting the caller's */
+    int wanted;      /* number of threads that may still begin to work on this call */
+    int at_work;     /* number of threads that work on this call, not counting the caller's */
     struct call *after;
     pthread_cond_t left;
 };
@@ -52,8 +53,8 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers `forget` when this library is loaded, because a fork in another thread might miss a
- * handler that is only being registered. */
+/* Registers `forget` as soon as this library is loaded. If it were registered at the first call, a
+ * fork in another thread at that moment might miss it. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
@@ -75,7 +76,7 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 
 static void fail(struct call *c, uint64_t i, int error) {
     /* No further read begins. Reads begin in sequence, so every read before this one has begun
-     * already; if one of those fails too, that is still recorded. */
+     * already; if such an earlier read fails too, its failure replaces this one. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -91,8 +92,8 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Makes reads until none is left. With `is_alone`, returns after a slow read, so that the caller
- * can wake other threads. */
+/* Makes reads until all reads of the call have begun. is_alone: returns after a slow read, so that
+ * the caller can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
@@ -142,7 +143,7 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* Starts threads. They block all signals, so that the program's own threads handle these. */
+/* Starts threads. They block all signals, so that the program's own threads handle the signals. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;
@@ -155,7 +156,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* no error: the running threads, or the caller alone, do the work */
+            break; /* this is no error: the running threads, or the caller alone, do the work */
         threads++;
         idle++;
     }

@@ -1,5 +1,5 @@
-/* Gets ranges of files from a peer. Requests are sent ahead of the answers, every wait has a limit,
- * and bytes are accepted only if their sum is right. */
+/* Gets ranges of files from a peer. Requests are sent without waiting for the answers to earlier
+ * ones. Every wait has a time limit. Bytes are accepted only if their sum is right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,15 +15,16 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The most requests that are outstanding on a link. These, and the frames of their answers, always
- * fit into the buffers of the sockets. So two ends that both send never block each other. */
+/* The most requests on a link whose answers have not come yet. These requests, and the frames of
+ * their answers, always fit into the buffers of the sockets. So two ends that both send never block
+ * each other. */
 #define AHEAD 64
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived: receiving them at once costs less
- * than receiving them in parts with a sleep in between. This delays no reader: a reader needs the
- * whole answer, and the thread is always woken when the last bytes of an answer are there. */
+/* A waiting thread is woken once this many bytes have arrived, because few large receptions cost
+ * less than many small ones. This delays no reader: a reader needs the whole answer, and the thread
+ * is always woken when the last bytes of an answer have arrived. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
 #define WAKE_NS 200000000ULL
@@ -48,16 +49,16 @@ struct monarch_peer_link {
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark, as last set */
     char *buffer; /* of the running fetch */
-    /* [from, until): the part of `buffer` with bytes of a small answer that were received, but not
-     * parsed yet */
+    /* [from, until): the part of `buffer` that contains received bytes which are not parsed yet;
+     * used for small answers */
     size_t from, until;
 };
 
 /* The answer that is being read. */
 struct answer {
     get *g;
-    /* came: bytes received, including those whose sum has not come yet. The deadline is for the
-     * whole answer. */
+    /* came: number of bytes received, including bytes whose sum has not come yet. deadline_ns: the
+     * deadline of the whole answer */
     uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
@@ -97,8 +98,8 @@ static size_t take_ahead(link_t *l, void *to, size_t n) {
     return n;
 }
 
-/* Receives exactly `n` bytes before the deadline, which does not move when bytes arrive one by
- * one. */
+/* Receives exactly `n` bytes before the deadline. Bytes that arrive one by one do not extend the
+ * deadline. */
 static enum monarch_peer_status take(link_t *l, void *to, size_t n, uint64_t deadline) {
     for (size_t got = take_ahead(l, to, n); got < n;) {
         ssize_t r = recv(l->fd, (char *)to + got, n - got, MSG_DONTWAIT);
@@ -213,8 +214,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum have usually
- * rotted at the node that sent them. Bytes that were changed on the way get the same status. */
+/* Decides whether the bytes before a SUM are accepted. If bytes do not match the sum, they have
+ * usually rotted at the node that sent them, and get the status WRONG_BYTES. Bytes that were
+ * changed in transit get the same status. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -230,9 +232,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer in one call with its frames, because it usually arrives in one piece. The
- * bytes go to the end of the buffer, since they are later moved to its beginning. The call receives
- * at most as many bytes as a complete answer has. So it receives bytes of the next answer only if
+/* Receives a small answer in one call with its frames, because it usually arrives in one piece.
+ * Puts the bytes at the end of the buffer, since they are later moved to its beginning. Receives at
+ * most as many bytes as a complete answer has. So bytes of the next answer are received too only if
  * this answer is shorter, for example an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
@@ -327,10 +329,10 @@ static void set_options(int fd, uint32_t between_ms) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* For this low-water mark, the kernel provides buffers for the bytes of two wake-ups, so that
-     * the peer continues to send while the bytes of one wake-up are stored. The lock (Linux 5.14)
-     * keeps the kernel from providing more. With more bytes in flight, the queues of the shared
-     * network would fill until one overflows. */
+    /* With this low-water mark, the kernel provides buffers for the bytes of two wake-ups. So the
+     * peer continues to send while the bytes of one wake-up are stored. SO_BUF_LOCK (Linux 5.14)
+     * keeps the kernel from providing larger buffers: with more bytes in flight, the queues of the
+     * shared network would overflow. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -359,8 +361,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Further requests are sent AHEAD / 2 at a time, so that one system call serves many
-         * answers. */
+        /* Further requests are sent only when at least AHEAD / 2 can be sent at once, so that one
+         * system call sends many of them. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);
@@ -375,8 +377,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Begins a fetch. Returns a buffer that the caller must free later, or NULL if the caller gave one.
- * If memory is exhausted, l->buffer is NULL. */
+/* Begins a fetch. If `buffer` is NULL, allocates a buffer and returns it, and the caller must free
+ * it later. Otherwise returns NULL. If memory is exhausted, l->buffer is NULL. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;

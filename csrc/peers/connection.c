@@ -1,6 +1,7 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that would have to wait returns instead, and says what the connection waits for. There is
- * one exception: if `may_block` is set, the step may block until the peer receives. */
+ * A step that would have to wait returns instead, and its result tells what the connection waits
+ * for. There is one exception: if `may_block` is set, the step may block until the socket accepts
+ * bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -12,9 +13,9 @@
 #include "peers/connection.h"
 #include "shared/xxh3.h"
 
-/* After sending this much on a connection, the thread continues with another one [bytes]. */
+/* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* If a thread may block on a connection, it checks after each of these amounts [bytes] whether it
+/* A thread that may block on a connection checks, each time it has sent this many bytes, whether it
  * may still stay with the connection. */
 #define STAY_BYTES (1 << 20)
 
@@ -91,8 +92,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. The peer's own time limit starts anew, because the wait was not the peer's
- * fault. */
+/* Ends a wait for bytes. Restarts the time limit for the peer, which was not the cause of the
+ * wait. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -195,10 +196,11 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. For a whole block, both were recorded when the copy was
- * made. If they are known, they are used, so that the receiver notices bytes that have rotted
- * since. Otherwise they are computed from the bytes. bytes: the piece in memory, or NULL to read it
- * from the file. Returns CUT if there is no sum, because the receiver rejects bytes without one. */
+/* Gets the sum and the digest of a piece. For a whole block, both may have been recorded when the
+ * copy was made. Recorded values are preferred, because with them the receiver notices bytes that
+ * have rotted since. Otherwise both are computed from the bytes. bytes: the piece in memory, or
+ * NULL to read it from the file. Returns CUT if no sum can be computed, because the receiver
+ * rejects bytes without a sum. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -214,8 +216,10 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. A part of a block has no recorded sum; its sum is computed
- * now, and does not show whether the part has rotted. So the whole block is checked first. */
+/* Returns whether a piece may be sent. A whole block may be sent at once, unless the peer says that
+ * the block arrived wrong before. Part of a block has no recorded sum, so nothing would show that
+ * this part has rotted. So the whole block is checked against its recorded sum before a part of it
+ * is sent. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -234,7 +238,7 @@ static int is_small(const connection *c, uint64_t there) {
 
 /* Sets the connection's state after one call has sent `sent` bytes of DATA, content, SUM and END,
  * as if each part had been sent separately. If the content was not sent completely, no byte of SUM
- * and END was sent either. They are then made again later, with the same numbers for their
+ * and END was sent either. SUM and END are then made again later, with the same numbers for their
  * seals. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
@@ -349,7 +353,7 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. Another call would only confirm that, and cost the look-up of 16
+        /* The socket is full. Another call would send nothing, but would cost the look-up of 16
          * pages. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
@@ -369,9 +373,9 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. The socket has this setting because sendfile has no flag
- * for it. Blocking in sendfile is the cheapest way to wait: it needs no further call, no
- * high-resolution timer, and no second look-up of the pages that were not sent. */
+/* Sets whether calls on the socket block. This is a setting of the socket, because sendfile has no
+ * flag for a single call. Blocking in sendfile is the cheapest way to wait: it needs no further
+ * call, no high-resolution timer, and no second look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

@@ -19,7 +19,7 @@ enum monarch_peer_state {
 
 /* What a connection needs to go on. */
 enum monarch_peer_io_state {
-    MONARCH_PEER_GO,       /* nothing: it can continue at once */
+    MONARCH_PEER_GO,       /* nothing: the connection can continue at once */
     MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
@@ -50,7 +50,8 @@ struct monarch_peer_connection {
      * the number of the next seal in its direction */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
-    unsigned frames, sent; /* frames in `out`; bytes of them that were sent */
+    /* number of frames in `out`; number of bytes of these frames that were sent */
+    unsigned frames, sent;
     struct monarch_peer_opened file;
     /* Positions in the file. at: the next byte to send. end: the end of the requested range.
      * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece, which is
@@ -59,8 +60,8 @@ struct monarch_peer_connection {
     int blocks; /* whether calls on the socket block */
 };
 
-/* The arguments of monarch_peer_step. The threads of one server share what the pointers lead to,
- * except where a field is the thread's own. */
+/* The arguments of monarch_peer_step. Fields that are called the thread's own belong to one thread.
+ * The threads of a server share the targets of all other pointers. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
@@ -70,7 +71,7 @@ struct monarch_peer_stage {
     int may_block; /* the step may wait up to MONARCH_PEER_STAY_MS until the socket accepts more */
 };
 
-/* How long a thread waits for a single peer that does not receive [ms]. */
+/* How long a thread may block on one connection whose peer does not receive [ms]. */
 #define MONARCH_PEER_STAY_MS 50
 
 /* Works on a connection until it must wait, or until others should be served. Returns what the
@@ -83,8 +84,8 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 
 /* --- server.c --------------------------------------------------------------------------------- */
 
-/* Makes the connections that wait for this file call the callbacks (struct monarch_peer_files)
- * again. Call this when the callbacks' answers about the file may have changed. */
+/* Call this when the callbacks (struct monarch_peer_files) may give other answers about this file
+ * than before. The connections that wait for the file then call them again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
 /* Makes each connection call `open` again if `open` has answered LATER to it and `is_settled`
  * returns true for its request. */

@@ -24,15 +24,15 @@ struct monarch_peer_files {
      * the end of the block that contains `at`, even if more bytes are there. Returns `at` if there
      * are no bytes yet, and MONARCH_PEER_NEVER if no more will come. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
-    /* Called when bytes did not come in time. Returns whether their source is returning data, so
-     * that the peer should ask again. */
+    /* Called when bytes did not come in time. Returns whether the source of these bytes is
+     * returning data. If so, the peer is told to ask again. */
     int (*is_coming)(void *arg);
     /* Returns whether the sum and the digest of a block are known; if so, sets both. Called only
      * for a block of which all bytes are there. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
-     * If `sum` is NULL, returns whether a part of the block can be sent without computing the sum,
-     * because the block was found good recently. */
+     * If `sum` is NULL, returns whether the block was found good recently. A part of the block can
+     * then be sent without computing the sum. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };

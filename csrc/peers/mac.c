@@ -30,8 +30,8 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    /* 1: no call has failed since `begin`. This is checked because the MACs that a broken library
-     * computes could all be equal */
+    /* 1: no call has failed since `begin`. A MAC after a failed call must not be used: a broken
+     * library could make all MACs equal */
     int works;
 };
 
@@ -54,8 +54,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Looks first for a version that is already loaded: Python's hashlib has usually loaded one, and
- * the process needs no second version. */
+/* Prefers a version that is already loaded, so that the process does not load a second one.
+ * Python's hashlib has usually loaded one. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

@@ -20,16 +20,16 @@ struct monarch_mac;
 struct monarch_mac *monarch_mac_new(const unsigned char *key);
 void monarch_mac_free(struct monarch_mac *m); /* m may be NULL */
 
-/* Compute the MAC of all bytes that are added between `begin` and `end`. A number must be used only
- * once with each key: two MACs with the same number reveal the key to anybody who sees them. */
+/* Compute the MAC of all bytes that are added between `begin` and `end`. Use each number only once
+ * with a key: two MACs with the same number and key reveal the key to anybody who sees both. */
 void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
 /* A digest of file content: a MAC under a key of the whole session, always with number 0. A digest
- * is never sent; only the MAC of a frame is, which covers the digest. So the digest acts as a
- * universal hash (Wegman and Carter, 1981): somebody who has seen no digest cannot find two
- * contents with the same digest. */
+ * is never sent. Only the MAC of a frame is sent, and this MAC covers the digest. So the digest
+ * acts as a universal hash (Wegman and Carter, 1981): somebody who has seen no digest cannot find
+ * two contents with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
@@ -39,6 +39,7 @@ struct monarch_digest {
  * 1, or 0 if libcrypto has failed; the other end then rejects the seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Returns whether the seal is right. The duration does not depend on where a wrong seal differs. */
+/* Returns whether the seal is right. Takes equally long wherever a wrong seal differs from the
+ * right one. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

@@ -1,7 +1,7 @@
-/* One peer as its users see it: its idle links, and what happens when a link breaks. Python makes
- * the connections, and decides whether requests to the peer are suppressed for a while
- * (monarch_py/peers/peer.py). Nothing else calls Python, so a fetch over a working link never waits
- * for the interpreter. */
+/* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
+ * links that break. Python makes the connections, and decides whether requests to the peer are
+ * suppressed for a while (monarch_py/peers/peer.py). For nothing else is Python called, so a fetch
+ * over a working link never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -9,33 +9,34 @@
 
 #include "peers/connection.h"
 
-/* Most idle links that are kept. More links than threads that fetch at a time would be useless. */
+/* The most idle links that are kept. It suffices to have a link for each thread that fetches at the
+ * same time. */
 #define IDLE_LINKS 16
 /* Answers of at least this size are large [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
 /* Number of slots. A thread that requests a large answer takes a slot, so that at most this many
- * large answers are requested at a time. More would not arrive sooner, and each wake-up on either
- * side would handle fewer bytes. Answers for which a reader waits need no slot. */
+ * large answers are requested at a time. With more, no answer would arrive sooner, and each wake-up
+ * on either side would handle fewer bytes. Answers for which a reader waits need no slot. */
 #define LARGE_AT_ONCE 4
-/* Number of large answers that are requested on one link at a time. The second request arrives
- * before the first answer has been sent. So the sender's socket never runs empty, and the kernel
- * alone paces the sending, which halves the cost. Also, the large answers then need only two links.
- * Two of the server's threads can stay with these links, and the other threads are left to all
- * other connections (can_stay in server.c). */
+/* Number of large answers that are requested on one link at a time. With two, the second request
+ * arrives before the first answer has been sent completely. So the sender's socket never runs
+ * empty, and sending costs half as much. Also, the large answers of all slots need only two links.
+ * Two of the server's threads can stay with these links (can_stay in server.c), and its other
+ * threads serve all other connections. */
 #define IN_LINE 2
-/* A thread that has waited this long for a slot goes on without one if no answer has come meanwhile
- * [ns]: the threads that have the slots may be waiting for the peer's source. While answers come,
- * the limit is twice as long. SLOT_NS and the limit for an answer's first byte together are less
- * than 2 s, the most that a reader should wait before it turns to the source. */
+/* A thread that waits for a slot goes on without one when no large answer has come for this long
+ * [ns], because the threads that have the slots may be waiting for the peer's source. It goes on
+ * after twice this time in any case. SLOT_NS and the time limit for an answer's first byte add up
+ * to less than 2 s, because a reader should read the source itself after 2 s. */
 #define SLOT_NS 500000000ULL
-/* Nodes that are started together are all serving within this time [ns]. */
+/* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A thread that uses a link or waits for one. It takes the answer with this tag from the link.
- * `follower` is the thread whose answer comes next on the link. All fields are protected by the
- * peer's lock. */
+/* A thread that uses a link or waits for one. tag: the thread takes the answer with this tag from
+ * the link. follower: the thread whose answer comes next on the link. All fields are protected by
+ * the peer's lock. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -52,8 +53,9 @@ struct monarch_peer {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t slot_free, handed;
-    /* Slots in use, threads that wait for one, and slots that were passed to waiting threads; under
-     * the lock. */
+    /* slots: number of slots in use. waiting: number of threads that wait for a slot. passed:
+     * number of slots that were passed to waiting threads, but not taken yet. All are under the
+     * lock. */
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* time of the last answer of a request with a slot; under the lock */
     unsigned idle;
@@ -154,13 +156,13 @@ static void note_failure(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Reports that the peer, or the connection to it, does not work. NO_ROOM is this node's own fault,
- * and is not reported. */
+/* Reports that the peer, or the connection to it, does not work. The status NO_ROOM is not
+ * reported, because it is this node's own failure. */
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* The failure is noted after it was reported, so that the next success cannot be reported
-     * before it. */
+    /* The failure is reported before it is noted here. So the success that follows cannot be
+     * reported before the failure. */
     note_failure(p);
     forget_idle(p);
 }
@@ -181,8 +183,8 @@ static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Ends the use of a link. A link that works is passed to the follower, and me->link is then
- * NULL. */
+/* Ends the use of a link. If the link works and there is a follower, passes the link to the
+ * follower and sets me->link to NULL. */
 static void leave(peer *p, struct use *me, int works) {
     struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
@@ -220,8 +222,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
- * the end of that answer, which has a time limit. Returns whether the caller then has the link:
- * there was such a link, and the earlier answer has not broken it. */
+ * the end of that answer, which has a time limit. Returns whether the caller then has the link. It
+ * has none if there was no such link, or if the earlier answer has broken the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -250,8 +252,8 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Returns why a link broke: the status of the answer that failed, if it is more specific than
- * CUT. */
+/* Returns the status that says why a link broke: that of the failed answer if it is more specific
+ * than CUT, else CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
@@ -260,10 +262,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the holder check blocks that arrived wrong, by requesting one byte of each. Before the
- * holder sends a part of a block, it must check the whole block. So it finds out whether the block
- * has rotted since the block's sum was recorded. The request needs a new link, because the
- * following bytes on the old one cannot be parsed. */
+/* Makes the peer check its copies of blocks that arrived wrong, by requesting one byte of each
+ * block. Before the peer sends a part of a block, it must check the whole block. So it finds out
+ * whether the block has rotted since the block's sum was recorded. The request needs a new link,
+ * because the next bytes on the old link cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -342,9 +344,8 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
             note_success(p, me.link);
             return 0;
         }
-        /* The peer closes links that were idle for a long time, and may have been restarted, so a
-         * closed link is no failure yet. Silence is a failure, because its time limit has
-         * passed. */
+        /* A closed link is no failure yet: the peer closes links that were idle for a long time,
+         * and may have been restarted. If the peer did not answer in time, that is a failure. */
         int was_closed =
             monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me.link);
@@ -375,12 +376,12 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        /* bytes for which a reader waits need no slot */
+        /* ranges that a reader waits for need no slot, so their bytes are not counted */
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* A request without a slot does not share a link: no other request waits behind it, nor does it
-     * wait behind another. */
+    /* A request without a slot does not share a link. So no other request waits behind it, and it
+     * waits behind no other request. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

@@ -20,9 +20,11 @@ struct monarch_peer_keys {
 
 struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most threads, and the most connections */
-    /* a connection that has had no request for this long is closed */
+    /* a connection without a request for this long is closed */
     uint32_t idle_ms;
-    uint32_t stall_ms; /* the connection of a peer that stalls for this long is closed */
+    /* a connection with an unfinished request is closed if its peer neither sends nor receives for
+     * this long */
+    uint32_t stall_ms;
     /* an answer that has waited this long for bytes that are not there yet ends with COMING or
      * TIMEOUT */
     uint32_t wait_ms;
@@ -51,8 +53,8 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 
 /* Most bytes that are read from a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size is sent, and received, in one call together with its frames:
- * copying its bytes costs less than further calls [bytes]. */
+/* An answer of at most this size [bytes] is sent together with its frames in one call, and is
+ * received in one call, because copying its bytes costs less than further calls. */
 #define MONARCH_PEER_SMALL 32768
 
 /* One range of a file: the request, the destination of the bytes, and the outcome. */
@@ -65,11 +67,12 @@ struct monarch_peer_get {
     uint32_t source;
     int32_t to;
     uint32_t is_awaited; /* a reader waits for exactly these bytes */
-    uint32_t is_doubted; /* the block arrived wrong before, so the holder should check it */
+    uint32_t is_doubted; /* the block arrived wrong before, so the peer should check its copy */
     uint32_t status;     /* outcome: enum monarch_peer_status */
-    uint64_t received;   /* number of bytes, from the range's beginning, whose sum was right */
-    int32_t error;       /* errno if the status is NO_ROOM */
-    uint32_t is_owner;   /* this node takes the peer for the file's owner */
+    /* number of bytes received, from the range's beginning on, whose sum was right */
+    uint64_t received;
+    int32_t error;     /* errno if the status is NO_ROOM */
+    uint32_t is_owner; /* this node takes the peer for the file's owner */
 };
 
 struct monarch_peer_link;
@@ -82,22 +85,23 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
 
 /* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
  * the socket then stays the caller's. content_key: the session's key for digests, as for the
- * server. first_byte_ms limits the wait for an answer's first frame, between_ms each wait after
- * it. */
+ * server. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
+ * wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
-/* Fetches all ranges, and returns when each has its status. Requests are sent without waiting for
+/* Fetches all ranges, and returns once each has its status. Requests are sent without waiting for
  * earlier answers. Returns 0. Returns -1 if the link cannot be used any more; ranges without an
- * answer are then CUT. Only one thread at a time may call it. buffer: MONARCH_PEER_CHUNK bytes, for
- * ranges that go into files; NULL: the function allocates one. A link has no buffer of its own,
- * because many links are idle. */
+ * answer then have the status CUT. Only one thread at a time may call it for a link. buffer:
+ * MONARCH_PEER_CHUNK bytes, for ranges that go into files; NULL: the function allocates one. A link
+ * has no buffer of its own, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Fetch one range in two calls, so that the range can be requested while the previous answer is
- * still arriving. One thread at a time may request, and one may take. Answers are taken in the
- * order of the requests. monarch_peer_request does not wait; it returns 0, or -1 if the request was
- * not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
+/* These two calls together fetch one range. The range can be requested while the answer to the
+ * previous request is still arriving. At a time, one thread may be in monarch_peer_request, and one
+ * in monarch_peer_take. Answers must be taken in the order of the requests. monarch_peer_request
+ * does not wait; it returns 0, or -1 if the request was not sent. monarch_peer_take returns what
+ * monarch_peer_fetch returns. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
@@ -122,14 +126,15 @@ typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_n
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
 /* Like monarch_peer_fetch, but any number of threads may call it at a time; large answers share
- * links. Sets the status of each range in any case. Returns 0, or -1 if the peer has failed or
- * requests to it are suppressed for now. */
+ * links. Sets the status of each range even if the call fails. Returns 0, or -1 if the peer has
+ * failed or requests to it are suppressed for now. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Returns whether the peer has never answered, but may answer soon: this node has known it only for
- * a short time. */
+/* Returns whether the peer has never answered, but may still be starting: this node has known the
+ * peer only for a short time. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
-/* Ends all requests to the peer, whose ranges are then CUT, and refuses new ones. */
+/* Ends all requests to the peer, and refuses new requests. The ranges of all these requests get the
+ * status CUT. */
 void monarch_peer_hang_up(struct monarch_peer *p);
 /* Frees the peer. Call this when no thread uses the peer any more. */
 void monarch_peer_free(struct monarch_peer *p);

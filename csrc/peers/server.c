@@ -1,6 +1,6 @@
 /* The threads of the peer server. Each connection is a small state machine. One thread at a time
- * works on it: when its socket is ready, when the bytes for which it waits may be there, or when
- * its deadline has passed. */
+ * works on a connection. It does so when the connection's socket is ready, when the bytes that the
+ * connection waits for may be there, or when the connection's deadline has passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -23,9 +23,9 @@
 /* How late a passed deadline may be noticed while no connection has a request [ms]. An idle server
  * wakes only this often. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer [bytes]. A thread that fills the buffer is woken only when a third
- * of the buffer is free. The buffer is larger than the number of bytes that can be in flight, so
- * that the kernel continues to send meanwhile. */
+/* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
+ * third of the buffer is free. Until then, the kernel must be able to continue to send, so the
+ * buffer is larger than the number of bytes that can be in flight. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -34,12 +34,12 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    /* guards the fields in the next three lines, and the fields of each connection that are the
+    /* guards the fields from `open` to `used`, and the fields of each connection that are the
      * server's (see connection.h) */
     pthread_mutex_t lock;
     uint64_t open, wakes, accepted, dropped;
     uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
-    uint32_t used;            /* places from this one on were never used */
+    uint32_t used;            /* the elements of `at` from this index on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */
     int epoll, stop, stopping, idle_tick_ms;
@@ -77,9 +77,9 @@ static void close_locked(server *s, connection *c) {
     s->open--;
 }
 
-/* Requests the connection's next event. The caller holds the server's lock, and clears `is_busy`
- * before it releases the lock. So an event that comes at once finds the connection free, and the
- * descriptor cannot be closed in between. */
+/* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
+ * `is_busy` before it releases the lock. So a thread that gets the event at once finds the
+ * connection free, and no thread can close the descriptor in between. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -100,7 +100,8 @@ static void end_to_wait(server *s, connection *c) {
 }
 
 /* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
- * because the bytes for which the connection waits may have come since the thread looked. */
+ * because the bytes that the connection waits for may have come after the thread last looked for
+ * them. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -123,7 +124,7 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
 }
 
 /* Returns whether a thread may wait in a call on its connection's socket, which costs less than a
- * wait by epoll. A thread may do so only while there are threads for all other active
+ * wait by epoll. A thread may do so only while there are enough threads for all other active
  * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
@@ -187,7 +188,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* the answer ends, and the connection continues */
+            work_on(s, c, stage, 0); /* only the answer ends; the connection stays open */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -195,8 +196,8 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* Ends a connection's wait. Whichever thread is free then works on the connection, once the socket
- * accepts bytes. */
+/* Ends a connection's wait. Once the socket accepts bytes, any free thread works on the
+ * connection. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;
@@ -218,7 +219,9 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    s->wakes++; /* a thread that is looking for bytes now will look again */
+    /* a thread that is working on a connection now looks for bytes again before it lets the
+     * connection wait */
+    s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))
@@ -239,10 +242,10 @@ static void *serve(void *arg) {
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (stage.content && !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        /* All threads watch the deadlines, because any one of them may be delayed by its disk. */
+        /* All threads watch the deadlines, because the disk may delay any single thread. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
-        /* A thread takes one event at a time, so that another can take the next one while this one
-         * reads its disk. */
+        /* A thread takes one event at a time. So another thread can take the next event while this
+         * thread waits for the disk. */
         int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
@@ -257,9 +260,9 @@ static void *serve(void *arg) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Returns whether sockets can have send buffers of SEND_ROOM. If the administrator allows less, no
- * size is set: a socket whose size was set would keep that size, but otherwise the kernel grows the
- * buffer as needed. */
+/* Returns whether sockets can have send buffers of SEND_ROOM. If the administrator allows only
+ * smaller buffers, no size is set: the kernel then grows each buffer as needed, which it does not
+ * do for a buffer whose size was set. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -267,7 +270,7 @@ static int can_have_send_room(void) {
                   getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, &n) == 0;
     if (fd >= 0)
         close(fd);
-    return is_told && room >= 2 * SEND_ROOM; /* the kernel doubles it for its own needs */
+    return is_told && room >= 2 * SEND_ROOM; /* the kernel reports twice the size that was set */
 }
 
 /* Sets the socket's options, among them those by which the kernel detects peers that have vanished

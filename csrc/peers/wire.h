@@ -5,16 +5,16 @@
  *
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
- * Each request and each frame ends in a seal: the MAC (mac.h) of its preceding bytes, under the key
- * of this connection and direction. The number of the request or frame, counted from 0, is the
- * MAC's number. So if an attacker on the network changes, repeats, reorders or drops a request or a
- * frame, or reflects it to its sender, the receiver notices. A SUM comes at the end of every block
- * and at the end of the range. It has the XXH3-64 of the bytes since the last SUM. For a whole
- * block, this is the sum that the block's fill recorded; for a part of a block, it is computed when
- * the part is sent. The seal of a SUM also covers a keyed digest of the same bytes (struct
- * monarch_digest). The digest is never sent: the receiver computes its own. An END may come in
- * place of any frame; the receiver discards bytes that no SUM has followed. Requests may be sent
- * without waiting for answers, which come in the order of the requests.
+ * Each request and each frame ends with a seal: the MAC (mac.h) of all its bytes before the seal.
+ * The MAC's key is that of this connection and direction, and the MAC's number is the number of the
+ * request or frame, counted from 0. So if an attacker on the network changes, repeats, reorders or
+ * drops a request or a frame, or reflects it to its sender, the receiver notices. A SUM comes at
+ * the end of every block and at the end of the range. It has the XXH3-64 of the bytes since the
+ * last SUM. For a whole block, this is the sum that the block's fill recorded; for a part of a
+ * block, it is computed when the part is sent. The seal of a SUM also covers a keyed digest of the
+ * same bytes (struct monarch_digest). The digest is never sent: the receiver computes its own. An
+ * END may come in place of any frame; the receiver discards bytes that no SUM has followed.
+ * Requests may be sent without waiting for answers, which come in the order of the requests.
  *
  * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
 #pragma once
@@ -39,12 +39,13 @@ struct monarch_peer_request {
     uint64_t tag;       /* repeated in every frame of the answer */
     uint64_t path_hash; /* the `hash` of the file's entry */
     uint64_t size;
-    /* time of modification, or the number that all nodes compute in its place (monarch_times_of) */
+    /* the file's version, a number that all nodes compute from the file's times
+     * (monarch_times_of) */
     int64_t mtime_ns;
     /* the requested bytes; length 0 only asks whether the node has the file */
     uint64_t first, length;
     uint16_t is_awaited; /* a reader waits for exactly these bytes */
-    uint16_t is_doubted; /* the block arrived wrong before, so the holder should check it */
+    uint16_t is_doubted; /* the block arrived wrong before, so the receiver should check its copy */
     uint16_t is_owner;   /* the sender takes the receiver for the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
@@ -67,15 +68,15 @@ enum monarch_peer_status {
     MONARCH_PEER_REFUSED,
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or has given up making one */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
-    /* the bytes did not come in time, but their source is returning data */
+    /* the bytes did not come in time, but their source is returning data, so ask again */
     MONARCH_PEER_COMING,
     MONARCH_PEER_TIMEOUT,     /* the bytes did not come in time */
     MONARCH_PEER_CUT,         /* the connection ended, or the answer could not be understood */
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but could not be written here */
-    MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed on its way */
+    MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
     MONARCH_PEER_OTHER_NODE,  /* the other end has proved to be another node of the session */
-    /* never sent: the file is not there yet, and the server opens it again later */
+    /* never sent: the file cannot be opened yet, so the server tries to open it again later */
     MONARCH_PEER_LATER,
     /* MOVED + n: node n keeps the file, because this node has no room for it. */
     MONARCH_PEER_MOVED = 65536,
@@ -87,7 +88,7 @@ static_assert(sizeof(struct monarch_peer_request) == 80,
               "the wire format has changed: change the magic too");
 static_assert(sizeof(struct monarch_peer_frame) == 40,
               "the wire format has changed: change the magic too");
-/* Number of leading bytes of each struct that the struct's seal covers. */
+/* The number of bytes before the seal in each struct; the seal covers them. */
 #define MONARCH_SEALED_OF_REQUEST offsetof(struct monarch_peer_request, seal)
 #define MONARCH_SEALED_OF_FRAME offsetof(struct monarch_peer_frame, seal)
 #endif

@@ -1,7 +1,7 @@
 /* Counts a plan's accesses to each unit, and finds the first and the next access to each. */
 #include "plan/plan.h"
 
-/* How many accesses ahead a counter is prefetched. */
+/* A counter is prefetched this many accesses before it is used. */
 #define AHEAD 32
 
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {

@@ -19,14 +19,14 @@ struct step {
     /* by node. room: most samples that it can take; taken: number of samples that it takes because
      * it holds them */
     int32_t *room, *taken;
-    /* by node. share: number of samples that it takes and must load; least: fewest samples that it
-     * takes in all */
+    /* by node. share: number of samples that it takes without holding them, and so must load;
+     * least: fewest samples that it takes in all */
     int32_t *share, *least;
     int32_t *moved, *queue; /* by node: state of the search for a free place */
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;
-    int32_t *cursor;  /* by node: where its next sample goes */
+    int32_t *cursor;  /* by node: position in `by_node` where its next sample goes */
     int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
 };
 
@@ -56,8 +56,9 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* Returns the sample's first holder, which is its owner, if that node has a free place; else the
- * holder with the most free places; -1 if no holder has a free place. */
+/* Returns the holder to which the sample goes. This is the first holder, the sample's owner, if it
+ * has a free place, else the holder with the most free places. Returns -1 if no holder has a free
+ * place. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -73,7 +74,8 @@ static int32_t freest(const struct step *s, int32_t i) {
     return best;
 }
 
-/* Adds the holders of sample `i` to the search. Returns the first with a free place, or -1. */
+/* Adds the holders of sample `i` to the search. Returns the first holder with a free place, or
+ * -1. */
 static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     const int32_t *holders = holders_of(s, i);
     for (uint32_t k = 0; k < s->deal->width; k++) {

@@ -3,8 +3,8 @@
  * covers as many files as memory allows. */
 #include "plan/plan.h"
 
-/* Number of accesses that are processed together, so that their memory can be prefetched at
- * once. */
+/* Number of accesses that are processed together: the memory for all of them is prefetched first,
+ * and used afterwards. */
 #define AHEAD 512
 
 struct found {
@@ -35,8 +35,8 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                 node++;
                 left = per_node;
             }
-            /* The unsigned subtraction makes numbers below `low`, and -1, very large, so they are
-             * skipped. */
+            /* The unsigned subtraction turns -1 and all numbers below `low` into very large
+             * numbers, which are skipped. */
             uint64_t unit = (uint64_t)accesses[rank] - low;
             if (unit >= units)
                 continue;

@@ -1,9 +1,9 @@
-/* The inner loops of access plans: the shuffles of samplers, and counts over all accesses. The
- * shuffles yield exactly the indices that the samplers' own libraries yield. Python chooses the
- * sampler and the nodes, and decides what follows from the counts.
+/* The inner loops of access plans: shuffles, and counts over all accesses. The shuffles yield
+ * exactly the indices that the libraries of the samplers yield. Python chooses the sampler and the
+ * nodes, and decides what follows from the counts.
  *
- * Samples and files are identified by numbers of type int32_t; -1 stands for no access. Accesses
- * are counted by unit: a sample, a file or a block of a file. */
+ * Samples and files are identified by numbers of type int32_t; -1 stands for no access. An access
+ * is to a unit, which is a sample, a file or a block of a file. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -67,16 +67,17 @@ int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64
                        uint64_t units);
 /* For each access i to a unit u, sets next[i] to the position of the next access to u. Where
  * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. Before the call, later[u] is the position
- * of the first access to unit u after these accesses. The call goes backwards through the accesses,
- * and updates later[u] so that it includes them. Returns what monarch_plan_count returns. */
+ * of the first access to unit u after these accesses. The call goes backwards through the accesses.
+ * Afterwards, later[u] is the position of the first access to unit u, these accesses included.
+ * Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
-/* Appends the node of each access to the slots of the accessed unit, for the units [low, low +
- * units). cursors[u] is the position of the next slot of unit low + u. Returns 0, or -1 if the
- * slots would overflow. */
+/* Considers only accesses to the units [low, low + units). Appends the node that makes the access
+ * to the slots of the accessed unit. cursors[u] is the position of the next slot of unit low + u.
+ * Returns 0, or -1 if the slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
@@ -96,19 +97,19 @@ struct monarch_deal {
     uint32_t width;
     /* (samples, width): the nodes that hold each sample; unused places are -1 */
     const int32_t *holders;
-    /* most samples of a rank in a step, as a multiple of an equal share; 0: all ranks take equally
-     * many */
+    /* the most samples of a rank in a step, as a multiple of an equal share; 0: every rank gets an
+     * equal share */
     double cap;
     int32_t most;  /* `cap` in samples, for a full step; also the limit for smaller steps */
     int32_t least; /* fewest samples of a rank in a step that has enough samples */
 };
 
-/* Deals the samples of an epoch to the ranks, step by step. Samples go to nodes that hold them, as
- * far as these have room. The other samples are called loads, because their nodes must load them.
- * All nodes get equally many loads, as far as room allows. A batch is the samples of one rank in
- * one step; its loads come first. out: (count,) the samples, sorted by step and rank; starts:
- * (steps * ranks + 1,) the position in `out` where each batch begins; loads: (steps * ranks,) the
- * number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
+/* Deals the samples of an epoch to the ranks, step by step. A sample goes to a node that holds it,
+ * if such a node has room. All other samples are called loads, because the nodes that get them must
+ * load them. All nodes get equally many loads, as far as room allows. A batch is the samples of one
+ * rank in one step; its loads come first. out: (count,) the samples, sorted by step and rank;
+ * starts: (steps * ranks + 1,) the position in `out` where each batch begins; loads: (steps *
+ * ranks,) the number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);
 

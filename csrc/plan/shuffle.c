@@ -1,7 +1,7 @@
 /* Shuffles that repeat those of the samplers' libraries, draw for draw.
  *
- * The items of a large dataset are far apart in memory. So the positions to exchange are computed
- * some hundred ahead, and prefetched together before they are used. */
+ * The items of a large dataset are far apart in memory. So some hundred of the positions to
+ * exchange are computed together, and their items are prefetched before they are exchanged. */
 #include <stdlib.h>
 
 #include "plan/plan.h"
@@ -92,9 +92,9 @@ static uint32_t minstd_draw(uint32_t *state) {
     return *state - 1;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0. It divides the
- * generator's range into `below` equal parts. A value in the remainder at the end of the range is
- * drawn again. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0. Divides the
+ * generator's range into `below` equal parts. If a drawn value lies in the remainder after the last
+ * part, draws again. */
 static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do
@@ -142,8 +142,8 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the positions with which the items from `at` on are exchanged. One draw serves two items,
- * so the generator's range must be large enough for both. */
+/* Draws the positions with which the items from `at` on are exchanged. One draw gives the positions
+ * of two items, so the generator's range must be at least the product of both bounds. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -8,7 +8,7 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* number of entries for which it is worth starting one more thread */
+#define A_THREAD 32 /* a further thread is started per this many entries */
 
 struct comparison {
     const struct monarch_catalog *catalog;
@@ -32,8 +32,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Asks the server even if the kernel has cached the attributes: a user who names files for a
- * comparison suspects that the cached attributes are old. */
+/* Compares one entry with the source. Asks the server even if the kernel has cached the attributes,
+ * because a user who names files for a comparison suspects that cached attributes are old. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

@@ -46,14 +46,14 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max) {
     uint64_t now = monarch_now_ns(), n = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
-    /* Files beyond MONARCH_MAX_FILES are not filled ahead: they have no bits in monarch_bits, so
-     * the daemon could not learn that programs open them. */
+    /* Files whose entries are numbered MONARCH_MAX_FILES or higher are not filled ahead. They have
+     * no bits in struct monarch_bits, so the daemon could not learn that programs open them. */
     uint64_t files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
     uint64_t end = looks < files && *at < files - looks ? *at + looks : files;
     for (; *at < end && n < max; ++*at) {
         const struct monarch_entry *e = &monarch_entries(c)[*at];
-        /* A word of 0 says three things: the file is ABSENT, nothing speaks against a copy, and no
-         * old copy is still being removed. */
+        /* A word of 0 says three things: the file is ABSENT, there is no reason against a copy, and
+         * no old copy is still being removed. */
         if (e->kind == MONARCH_FILE && e->source == source &&
             __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
             lies_in(c, e, directory, length, is_deep) &&

@@ -1,4 +1,5 @@
-/* The daemon's side of listings: which names each directory has, and whether it still has them. */
+/* The daemon's side of listings: makes a listing of each directory's names, and checks whether a
+ * directory still has the names of its listing. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -28,8 +29,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Like monarch_catalog_parent, but tries the directory `last` first, because successive entries
- * mostly lie in one directory. */
+/* Does what monarch_catalog_parent does, but tries the directory `last` first, because successive
+ * entries mostly lie in the same directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -50,7 +51,7 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`. The indices below it belong to the sources with numbers
+/* Returns the first free index in `names`. All smaller indices belong to the sources with numbers
  * below `from`, whose listings were made by an earlier call. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
@@ -78,7 +79,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
         first[id] = (uint32_t)used;
-        if (n > c->capacity - used) /* more names than entries: some names have no entry */
+        /* there are more names than entries, so some names have no entry */
+        if (n > c->capacity - used)
             table[id].sum = 0;
         else
             used += n;
@@ -88,7 +90,9 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            if (parent >= 0) /* a client found this file after its directory was walked */
+            /* a client found this file after its directory was walked, so not all names are
+             * known */
+            if (parent >= 0)
                 table[parent].sum = 0;
             continue;
         }
@@ -206,8 +210,8 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
         monarch_mark_changed(x->clients, x->dev, e->ino);
 }
 
-/* Compares the files of a changed directory with the source, and marks those that differ. Returns
- * how many names of the directory the catalog has. */
+/* Compares the files of a changed directory with the source, and marks the files that differ.
+ * Returns how many names of the directory the catalog has. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,
@@ -229,10 +233,10 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's current times in its entry. They only serve to detect the directory's next
- * change. No reader sees them, because the directory is marked as changed: its readers ask the
- * source. If the catalog is replaced meanwhile, the times are lost, and the directory's files are
- * compared once more. */
+/* Stores the directory's current times in its entry. These times only serve to detect the
+ * directory's next change. No reader sees them: the directory is marked as changed, so readers ask
+ * the source about it. If the catalog is replaced during the call, the times are lost. The
+ * directory's files are then compared once more than needed. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -269,8 +273,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         monarch_mark_changed(m, source->dev, e->ino);
         /* The times are stored before the names are compared, so that the next call sees a change
          * that happens during the comparison. While the catalog has no listings, the old times
-         * stay, so that the directory counts as changed in each call: the scan may still add names
-         * that it looked at before the change. */
+         * stay. So each call takes the directory for changed, and compares its files again. This is
+         * needed because the scan may still add names that it looked at before the change. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -2,9 +2,8 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word, and the guess of the word in the index by path. The two stores may come in
- * any order, because readers check each guess against the word. After both, the guess matches the
- * word. */
+/* Sets the entry's word, and the guess of the word in the index by path (monarch_guess_of). The
+ * order of these two stores does not matter, because readers check each guess against the word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
@@ -52,9 +51,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
-         * the removal, because descriptors of the copy may still be open. Once the file system
-         * gives this number to a new copy, none of them is open any more, and the entry of the
-         * dropped copy must forget the number. */
+         * the removal, because descriptors of the copy may still be open. If the file system now
+         * gives this number to a new copy, no such descriptor is open any more. The entry of the
+         * dropped copy must then forget the number. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -83,10 +82,10 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A client may mark a change after this function has read the filter. No stale copy becomes visible
- * then, because every open checks the filter itself. Python checks the filter again when it takes
- * the result, and frees the room of such a copy. An earlier check would not be enough: Python may
- * have processed the mark when the file was not PRESENT yet. */
+/* A client may mark the file as changed just after this function has read the changed filter. No
+ * program gets the stale copy then, because every open checks the filter itself. Python removes the
+ * stale copy: it checks the filter again when it takes the result. A check before that would not be
+ * enough, because Python may process the mark while the file is not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -56,8 +56,8 @@ static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, 
     c->inodes_used++;
 }
 
-/* A slot of the index of copies has two halves: above, the lower half of the hash; below, the
- * entry's number + 1. */
+/* Adds a slot to the index of copies. The slot's upper half is the lower half of the hash; its
+ * lower half is the entry's number + 1. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -94,15 +94,15 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges an entry that is added a second time. That happens when the scan adds a file that a client
- * has reported before. The scan also adds each directory twice, in either order: once by its name,
- * and once with the number of names in it. */
+/* Merges `e`, an entry that is added again, into the existing entry `mine`. The scan adds files
+ * again that a client has reported before. It also adds each directory twice, in either order: once
+ * as a name of its parent directory, and once with the number of names in it. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place in the listing. From
-     * then on, the file is compared with the source individually, because the directory's times do
-     * not reveal the replacement: they had changed before the directory was listed. */
+    /* A file that was replaced before its directory was listed gets no place in the listing. Later
+     * comparisons with the source then check this file individually. The directory's times would
+     * not reveal the replacement, because they changed before the directory was listed. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -159,12 +159,14 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* Enough slots must stay free for all entries that can still be added. */
+    /* The new inode number takes a slot of the index by inode. Enough slots must stay free for all
+     * entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The fields by which readers find the entry stay; so do its word and its place. */
+    /* The fields by which readers find the entry stay as they are, and so do its word and its
+     * place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);

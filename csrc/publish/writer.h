@@ -12,15 +12,18 @@
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
-    uint32_t lost; /* a bit per tier, set once nothing is published in that tier any more */
+    /* a bit per tier; set by monarch_lose_tier, after which nothing is published in the tier */
+    uint32_t lost;
 };
 
-/* Takes the writer's lock, but gives up after 20 ms. The catalog may grow for longer than that, and
- * the calling threads have other work to do meanwhile. Returns whether the caller has the lock. */
+/* Takes the writer's lock, but gives up after 20 ms. The lock may be held for longer while the
+ * catalog grows, and the calling threads have other work. Returns whether the caller has the
+ * lock. */
 int monarch_lock_soon(struct monarch_writer *w);
-/* Publishes the copy that a FILL has made, or that a CHECK has found intact. It does so only if the
- * entry still has this copy's number, no client has changed the file, the tier is not lost, and the
- * index of copies has room. Returns whether it did. The caller has the writer's lock. */
+/* Publishes the copy that a FILL has made, or that a CHECK has found intact. Publishes it only if
+ * the entry still has this copy's number, no client has changed the file, the tier is not lost, and
+ * the index of copies has room. Returns whether the copy was published. The caller has the writer's
+ * lock. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r);
 
@@ -32,7 +35,7 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* Most slots of an index that may be used. While up to about two thirds are used, a probe mostly
+/* The most slots of an index that may be used: two thirds. With at most so many, a probe mostly
  * ends within one cache line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
@@ -48,7 +51,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* Stores where this node gets a file from if nodes share files: MONARCH_OWN (from the source),
- * MONARCH_OF_OTHERS (from another node), or 0 (not known, or this node does not keep the file). */
+/* If nodes share files, stores from where this node fills the file: MONARCH_OWN from the source,
+ * MONARCH_OF_OTHERS from another node. 0: this is unknown, or this node does not fill the file. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

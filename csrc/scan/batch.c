@@ -40,7 +40,8 @@ static struct monarch_batch *new_batch(void) {
     return b;
 }
 
-/* Appends the entries of `b` to `to`. Returns 0, and appends none, if `to` has too little room. */
+/* Appends the entries of `b` to `to` and returns 1. If `to` has too little room, appends none and
+ * returns 0. */
 static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     if (!to || to->count + b->count > to->capacity || to->pool_used + b->pool_used > to->pool_bytes)
         return 0;
@@ -58,9 +59,10 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. A thread finds few
- * files in BATCH_NS. So its entries are appended to the last batch that Python has not taken, if
- * they fit there, and one iteration of Python's loop handles many files. */
+/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. If the entries fit
+ * into the last batch that Python has not taken yet, appends them to that batch. A single thread
+ * finds few files in BATCH_NS, and in this way one iteration of Python's loop handles the files of
+ * many threads. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

@@ -10,10 +10,10 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread lowers its priority for good if it hardly ever sleeps while it looks at names. A
- * thread that hardly ever sleeps has a local source and keeps a processor busy, which the job may
- * need. A thread that often sleeps waits for a remote source, and must keep its priority: the files
- * that it finds are to be filled ahead of the job. */
+/* A thread that hardly ever sleeps while it looks at names lowers its priority until it ends. Its
+ * source is local, so it would keep a processor busy that the job may need. A thread that often
+ * sleeps waits for a remote source. It keeps its priority, so that files are found and filled
+ * before the job needs them. */
 /* A thread is judged once it has looked at this many names. */
 #define LOOKS 64
 /* A thread hardly ever sleeps if it sleeps at most once in this many looks. */
@@ -51,8 +51,9 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Corrects the scan's counts if `missing` threads could not be started. Wakes the running threads,
- * because they may be waiting for work that the missing threads would have found. */
+/* Subtracts the `missing` threads that could not be started from the scan's counts. Wakes the
+ * running threads, because they may be waiting for work that the missing threads would have
+ * found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have written to it */
     pthread_mutex_lock(&s->lock);
@@ -120,14 +121,16 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     if (!s)
         return NULL;
     s->is_deep = is_deep;
-    for (uint64_t i = n; i > 0; i--) /* the one that is added last is taken first */
+    /* in reverse, because the task that is added last is taken first */
+    for (uint64_t i = n; i > 0; i--)
         add_first(s, directories[i - 1]);
     return begin(s);
 }
 
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns) {
-    pthread_mutex_lock(&s->lock); /* a thread takes this lock before it looks at a name */
+    /* under the lock, because threads that look at names read these fields */
+    pthread_mutex_lock(&s->lock);
     s->writer = w;
     s->clients = clients;
     s->since_ns = since_ns;
@@ -154,7 +157,7 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms) {
     monarch_wake_scan(s);
     pthread_cond_broadcast(&s->room);
     pthread_mutex_unlock(&s->lock);
-    for (int i = 0; s->thread[i]; i++) /* calloc left a zero after the last thread */
+    for (int i = 0; s->thread[i]; i++) /* the array ends with a zero, which calloc has written */
         left += !monarch_join(s->thread[i], &until);
     if (left)
         return left;

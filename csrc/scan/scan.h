@@ -6,23 +6,23 @@
 #include "native.h"
 #include "shared/pace.h"
 
-#define BATCHES_AHEAD 8 /* batches that may be ready for Python before the threads wait */
-/* How long [ns] a thread collects entries before it hands them to Python. Also the least time
- * between two rings of Python's doorbell, unless several batches are ready. The time is short,
- * because fills wait for these entries. */
+#define BATCHES_AHEAD 8 /* with this many batches ready for Python, the threads wait */
+/* How long [ns] a thread collects entries before it hands them to Python. Unless several batches
+ * are ready, this is also the shortest time between two rings of Python's doorbell. The time is
+ * short, because a file can be filled only when Python has its entry. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* Number of portions that may be queued for each of the threads that do not list the directory.
- * Once so many are queued, the listing thread looks at the next names itself. */
+/* The most portions that are queued for each of the other threads. Once so many are queued, the
+ * thread that lists the directory looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
 /* A directory to list, or a portion of a directory's names to look at. */
 struct task {
     struct task *next;
-    /* is_first: the scan begins with this directory, so no listing of a parent directory has
-     * reported it. is_wanted: the task comes before all tasks that are not wanted. */
+    /* is_first: the scan begins with this directory, so its entry was not reported with its parent
+     * directory's names. is_wanted: the task is done before all tasks that are not wanted. */
     int is_first, is_wanted;
     int is_settled; /* the directory has not changed since the scan's `since_ns` */
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
@@ -41,8 +41,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A directory to be scanned before others. The last WANTS such directories are remembered, because
- * the walk may reach them only later. */
+/* A wanted directory, which is scanned before others. The last WANTS wanted directories are
+ * remembered, because the walk may not have reached them yet. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;
@@ -53,8 +53,8 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    /* oldest first, so that the catalog's entries come in nearly the same order as the names in the
-     * listings */
+    /* oldest first, so that the entries in the catalog have nearly the same order as the names in
+     * the listings */
     struct queue portions;
     struct task *todo; /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
@@ -72,7 +72,7 @@ struct monarch_scan {
     int64_t may_look[2];
     /* writer of the catalog whose files the scan skips; NULL: it skips none */
     struct monarch_writer *writer;
-    int64_t since_ns; /* a time when the catalog had no files yet [CLOCK_REALTIME] */
+    int64_t since_ns; /* a time at which the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */
@@ -103,8 +103,8 @@ struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t r
 void monarch_add_task(struct monarch_scan *s, struct task *t);
 /* Waits for the next task that may begin, and returns it. Returns NULL once the scan has ended. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
-/* Returns whether so many portions are queued that the listing thread must look at the names of `t`
- * itself. Takes the lock. */
+/* Returns whether PORTIONS_AHEAD portions are queued for each of the other threads. If so, the
+ * listing thread must look at the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be looked at now
  * (monarch_scan_allow). monarch_count_looks subtracts the number of names of a task from the
@@ -117,7 +117,8 @@ struct task *monarch_take_first_task(struct queue *q);
  * may begin and returns it; there must be one. The caller holds the lock, or no thread is left. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
-/* Makes all threads check again whether they may continue. The caller holds the lock. */
+/* Wakes all waiting threads, which then check again whether they may continue. The caller holds the
+ * lock. */
 void monarch_wake_scan(struct monarch_scan *s);
 
 /* --- walk.c: listing directories, and looking at files ---------------------------------------- */

@@ -28,8 +28,8 @@ static int leads_through(const char *path, const char *above) {
 }
 
 /* Returns whether a want covers the directory. A want covers the wanted directory, and all
- * directories above it, through which the walk reaches it. A deep want also covers all directories
- * below it. */
+ * directories above it, because the walk reaches it through them. A deep want also covers all
+ * directories below the wanted directory. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -57,8 +57,8 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* Returns a pointer to the number of names that may still be looked at. The caller holds the
- * lock. */
+/* Returns a pointer to the number of names that may still be looked at, in wanted directories if
+ * is_wanted is set, else in all other directories. The caller holds the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }
@@ -123,8 +123,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Before the thread waits for work, it hands over its batch. Otherwise the entries in the batch
- * would wait as long as another thread hangs in a directory. */
+/* Hands over the thread's batch before the thread waits for work. If it did not, and another thread
+ * hung in a directory, the entries in the batch would wait too. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -195,8 +195,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each portion of these names, because more threads would find no work. A
- * woken thread wakes another if more work is left. */
+/* Wakes only as many threads as these names have portions, because more threads would find no work.
+ * A woken thread wakes another thread if more work is left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)

@@ -13,7 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* Most listings that one thread nests: a thread may begin a listing in the middle of another. */
+/* A thread may begin a listing in the middle of another one. This is the most listings that one
+ * thread nests. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -27,10 +28,10 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks the file up in the catalog, which already has the file if a program has handed over its
- * descriptor. *e gets the entry, with the attributes that were read when the entry was added. ino:
- * the inode number that the directory has for this name now. Returns whether the entry has the same
- * inode number. If so, only the file's place in the directory must be reported. */
+/* Looks the file up in the catalog, which already has the file if, for example, a program has
+ * handed over its descriptor. ino: the inode number that the directory has for this name now.
+ * Returns whether the catalog has an entry with this inode number. *e then gets the entry, and the
+ * scan need not read the file's attributes: it reports only the file's place in the directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -77,10 +78,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 }
 
 /* Reports a directory again once all its names are read, with the number of names and the
- * directory's current attributes. If the attributes differ from those that were read before the
- * names, the directory has changed meanwhile. The names may then match neither state, so the
- * catalog drops the number of names. Only a scan of the whole source reports directories again,
- * because listings are made only once (monarch_catalog_list). */
+ * directory's current attributes. If these attributes differ from those that were read before the
+ * names, the directory has changed meanwhile. The names that were read may then be neither the old
+ * names nor the new ones, so the catalog drops their number. Only a scan of the whole source
+ * reports directories again, because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -116,8 +117,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 /* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
- * the thread lists wanted directories. Nobody else might list them, because all other threads may
- * be waiting here, too. */
+ * the thread lists wanted directories instead of waiting. All other threads may be waiting here
+ * too, and then no other thread would list them. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -218,8 +219,8 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
 /* Opens a directory that a client or user has named. Opens it component by component, because each
- * component must be a directory of the source, not a link or "..". Directories below it need no
- * such check, because the walk has read their names. */
+ * component must be a directory of the source, not a link or "..". Directories that the walk itself
+ * finds below need no such check. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);
@@ -246,7 +247,8 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* Margin [ns] for the granularity of a server's timestamps and for the error of its clock. */
+/* A directory that changed less than this [ns] before `since_ns` is not taken for settled, because
+ * a server's timestamps may be coarse and its clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

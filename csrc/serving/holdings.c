@@ -1,6 +1,6 @@
-/* Answers the peer server's questions about this node's copies, from the catalog. These functions
- * never wait (peers/files.h). Whole blocks are sent with their recorded sums. If a copy's bytes are
- * no longer those that its fill wrote, the copy is reported to the daemon, which drops it. */
+/* The callbacks by which the peer server asks about this node's copies (peers/files.h). They read
+ * the catalog, and never wait. Whole blocks are sent with their recorded sums. If a copy's bytes
+ * are no longer those that its fill wrote, the copy is reported to the daemon, which drops it. */
 #include "serving/serving.h"
 
 #include <stdlib.h>
@@ -13,11 +13,11 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid, unless DOUBTED_NS applies [ns]. */
+/* How long the check of a block stays valid [ns], except for a peer to which DOUBTED_NS applies. */
 #define CHECKED_NS 60000000000ULL
-/* How long the check of a block stays valid for a peer that says that the block arrived wrong [ns].
- * The time is short, because the block may have rotted since the check. It is not even shorter, so
- * that a lying peer costs at most one check a second. */
+/* How long [ns] the check of a block stays valid for a peer that says that the block arrived wrong.
+ * The time is short, because the block may have rotted since the check. With this time, a peer that
+ * lies causes at most one check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -36,17 +36,17 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == held->sums->sums[block];
-    /* A copy of one block needs no block sum: the catalog's sum of the file identifies its content
-     * too. */
+    /* No block sums are recorded for a copy of one block. The catalog's sum of the whole file is
+     * compared instead: it is computed from the sum of this one block. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without recorded sums, the copy counts as good while the entry still has the word that the
-     * copy was opened with. If the word has changed, the copy may have been dropped because it had
-     * rotted. */
+    /* Without recorded sums, the copy counts as good as long as the entry has the word that it had
+     * when the copy was opened. If the word has changed, perhaps the copy was dropped because it
+     * had rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Reports a rotten copy to the daemon, because this node's own programs read the copy too. */
+/* Notes a rotten copy, so that the daemon drops it: this node's own programs read the copy too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
@@ -60,14 +60,16 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* A peer whose reader waits asks for a block in many parts. The block is checked once for all of
- * them. */
+/* Implements `check` of struct monarch_peer_files, and remembers good blocks for a while. A peer
+ * whose reader waits requests a block in many small parts, and one check of the block is enough for
+ * all parts. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    if (held->slot >= 0) /* the bytes come from the source just now */
+    /* a fill is getting the bytes from the source at this moment, so they cannot have rotted */
+    if (held->slot >= 0)
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);
     if (sum && !agreed)
@@ -167,9 +169,9 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the file for which a request waits is settled, so that the request can be
- * answered now. A file is not settled if it is being filled here or will be filled: the requests
- * for it are woken when its bytes come (monarch_holdings_wake). */
+/* Returns whether the request can be answered now. It must go on waiting only if this node is
+ * filling the requested file or will fill it. The request is then woken when the file's bytes come
+ * (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -1,5 +1,6 @@
-/* Finds the copy that a peer's request names, and how much of it can be sent. Only the entry's word
- * and the fill's bitmap decide this, as they do for a program that reads the copy. */
+/* Finds the copy of the file that a peer requests, and how much of the copy can be sent. Only the
+ * entry's word and the fill's bitmap decide this, just as for a program of this node that reads the
+ * copy. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -11,15 +12,15 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Number of demand slots that requests of peers may take; the others are left to this node's
+/* The most demand slots that requests of peers can use. All other slots are only for this node's
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* If no source has returned data for this long, the sources count as stuck [ns]: the peer is told
- * to read the source itself. STUCK_NS and the time limit of an answer add up to less than 2 s. So a
- * reader on the peer's node waits less than 2 s before it reads the source. */
+/* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
+ * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, because a
+ * reader on the peer's node should read the source itself after 2 s. */
 #define STUCK_NS 1000000000ULL
-/* Most times that is_meant reads a file's attributes. It reads them again if they changed while it
- * read them. */
+/* The most times that is_meant reads a file's attributes. It reads them again if they changed
+ * during the read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -29,8 +30,8 @@ static void want(holdings *h, uint64_t id) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Makes a demand, as a reader of this node does, so that the unit is filled before those for which
- * no reader waits. The engine or the daemon's loop removes the demand. */
+/* Makes a demand for a unit, as a reader of this node does. Units with a demand are filled before
+ * all other units. The engine or the daemon's loop removes the demand. */
 static void demand(holdings *h, uint64_t id, uint64_t unit) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
@@ -46,10 +47,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
- * only if it says that a reader waits. A request for at most one unit becomes a demand in any case,
- * except for a file that has more units than a fill's bitmap has bits. Otherwise two nodes might
- * wait for each other: each has reached its limit of orders, all of them for small files that the
- * other node keeps. A demand gets an order even beyond the limit. */
+ * only if it says that a reader waits. A request for at most one unit always becomes a demand, to
+ * prevent a deadlock: two nodes may both have reached their limit of orders, with orders only for
+ * small files that the other node keeps. A demand gets an order even beyond the limit. No request
+ * becomes a demand if the file has more units than a fill's bitmap has bits. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -66,8 +67,8 @@ static void note_whole(holdings *h, struct open_copy *held) {
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
 
-/* Opens the copy that `word` identifies. The copy's number is never reused, so this cannot open
- * another copy by mistake. */
+/* Opens the copy that `word` identifies. A copy's name is its number, which is never reused. So no
+ * other copy can be opened by mistake. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
@@ -100,23 +101,24 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     return MONARCH_PEER_OK;
 }
 
-/* Returns whether the request must wait until it is known which files this node keeps. */
+/* Returns whether the request has to wait until it is known which files this node keeps (enum
+ * monarch_patience). */
 static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
     int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
     return patience == MONARCH_EVERYBODY_WAITS ||
            (patience == MONARCH_WHO_HAS_TIME_WAITS && !wanted->is_awaited);
 }
 
-/* Returns the answer for a file that this node does not fill for others. */
+/* Returns the answer to a request for a file that this node does not fill for its peers. */
 static enum monarch_peer_status not_kept(const holdings *h,
                                          const struct monarch_peer_request *wanted) {
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file, and notes the file for the daemon. The reason is that a
- * peer takes this node for the file's owner. Returns whether this node keeps the file. It does not
- * in two cases: it has passed the file on to another node, or too many files wait to be reported to
- * the daemon. */
+/* Makes this node the keeper of a file that a peer requests from it as from the file's owner. Notes
+ * the file, so that the daemon learns of it. Returns whether this node now keeps the file. It does
+ * not if it has passed the file on to another node, or if too many noted files wait for the
+ * daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -176,8 +178,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* As long as it is unknown which files this node keeps, `home` is not final: it may follow from
-     * the file's hash alone, and a plan may still change it. */
+    /* As long as it is unknown which files this node keeps, `home` is not final. It may be computed
+     * from the file's hash alone, and a plan may still replace it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -187,8 +189,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* This node does not become the keeper of a file that it is already filling: the fill may
-         * be waiting for the very node that asks. */
+        /* This node is already filling the file. It does not become the file's keeper now, because
+         * the fill may be waiting for the node that has sent this request. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = monarch_fill_slot(h->fills, word);
@@ -226,8 +228,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* Once a fill is over, its slot may belong to another fill. The entry's word then tells how the
- * fill ended. */
+/* Like monarch_copy_available, for a fill that is over. The fill's slot may belong to another fill
+ * by now, so the entry's word tells how the fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -237,9 +239,9 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* Holds back the last block until the fill has found the file unchanged at the source. Only then
- * are all bytes certain to be of one version of the file. The peer relies on this: it cannot check
- * that itself. */
+/* Implements `available` of struct monarch_peer_files. Holds back the last block until the fill has
+ * found the file unchanged at the source. Only then is it certain that all bytes are of one version
+ * of the file. The peer cannot check this itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -250,8 +252,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
-    /* If a file has more units than the bitmap has bits, its copy is not read before it is
-     * complete. */
+    /* unit_bytes is 0 if the file has more units than the bitmap has bits. Its copy is then sent
+     * only once it is complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
             break;
@@ -271,8 +273,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether the bytes for which a request waits may still come. While it is unknown which
- * files this node keeps, they may. Once that is known, they may if a source has returned data
+/* Returns whether a peer whose request ends without bytes should ask again. It should while it is
+ * unknown which files this node keeps. Afterwards, it should only if a source has returned data
  * lately. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;

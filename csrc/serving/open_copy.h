@@ -13,7 +13,7 @@ struct checked {
     uint64_t word, block, at_ns;
 };
 
-/* A copy that was found rotten and was not reported to the daemon yet. */
+/* A copy that was found rotten, and of which the daemon does not know yet. */
 struct rotten {
     uint64_t id, word;
 };
@@ -34,8 +34,8 @@ struct monarch_holdings {
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    /* numbers of the entries of files that this node has begun to keep and has not reported to the
-     * daemon yet */
+    /* entries of the files that this node has begun to keep, and of which the daemon does not know
+     * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
     /* held while the server is woken, so that it is not stopped meanwhile */
@@ -47,8 +47,8 @@ struct monarch_holdings {
 struct open_copy {
     /* sum: the catalog's sum of the whole file */
     uint64_t id, word, size, blocks, block_bytes, sum;
-    int fd, slot;   /* slot: the fill's slot; -1 if the copy was complete when it was opened */
-    int is_hasty;   /* 1: missing bytes are demanded, see is_hasty in open_copy.c */
+    int fd, slot; /* slot: the fill's slot; -1 if the copy was complete when it was opened */
+    int is_hasty; /* 1: a demand is made for bytes that are missing, see is_hasty in open_copy.c */
     int is_doubted; /* 1: the peer says that the bytes arrived wrong before */
     /* 1: the copy was found complete. From then on all its bytes can be sent, even if the copy is
      * dropped meanwhile. */
@@ -61,7 +61,8 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
-/* Returns whether the entry still has this word, and so this copy. */
+/* Returns whether the entry still has this word. The entry then still has the copy that the word
+ * identifies. */
 int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
 
 /* Callbacks for the server, described in peers/files.h: they find the copy for a request, and tell

@@ -5,13 +5,13 @@
 #include "peers/peers.h"
 
 /* What a node can give to peers: complete copies, copies that are being filled from the source, and
- * files that the node keeps but has not copied yet. If a peer asks for a file that the node keeps
- * but has not copied yet, the node fills the file, as if one of its own programs had opened it. */
+ * files that the node keeps but has not copied yet. If a peer requests a file of the last kind, the
+ * node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
-/* MONARCH_ROTTEN: how many rotten copies are remembered at most for monarch_holdings_rotten.
- * MONARCH_MOVED: how many files that this node has begun to keep are remembered at most for
- * monarch_holdings_moved. Further copies and files are not remembered, and will be found again. */
+/* MONARCH_ROTTEN: the most rotten copies that are remembered for monarch_holdings_rotten.
+ * MONARCH_MOVED: the most files that are remembered for monarch_holdings_moved. Further copies and
+ * files are not remembered, but they will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* Which node keeps a file, as seen from this node. This decides how a request is answered if this
@@ -24,9 +24,9 @@ enum monarch_home_here {
 };
 
 #ifndef MONARCH_CDEF
-/* Returns a file's version, which nodes compare with each other. The version includes the inode's
- * change time. So a file has another version even if its modification time was set back to the old
- * one. */
+/* Returns a file's version, by which two nodes check that they mean the same content. The version
+ * is computed from the modification time and the inode's change time. So a changed file has another
+ * version even if its modification time was set back. */
 static inline int64_t monarch_times_of(const struct monarch_entry *e) {
     return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
 }
@@ -41,22 +41,22 @@ struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
 void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64_t device);
 /* Sets the directory of a tier's copies; `copies` is its descriptor. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
-/* Sets the catalog. After this call, no thread reads the previous catalog. NULL: this node holds
- * nothing. */
+/* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
+ * nothing to give to peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of these files who keeps it (enum monarch_home_here). The node may also have copies
- * of files that it does not keep. If a peer requests such a file and takes this node for the file's
- * owner, the node fills and keeps the file, and monarch_holdings_moved reports it. */
+/* Sets for each of these files which node keeps it (enum monarch_home_here). If a peer requests a
+ * file that this node does not keep, but takes this node for the file's owner, this node fills and
+ * keeps the file from then on, and monarch_holdings_moved reports the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Finds the files that this node has begun to keep since the last call, each because a peer took
- * this node for the file's owner. A reason may be that the nodes that should have kept the file had
- * no room for it. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED.
- * Returns how many files there are. */
+/* Finds the files that this node has begun to keep since the last call. It does so if a peer takes
+ * it for the file's owner, for example because the nodes that should have kept the file had no room
+ * for it. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
+ * many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* While it is unknown which files this node keeps, peers may request a file of which this node has
- * no copy. This value says which of these requests wait; at first all do. Requests that do not wait
- * are answered with UNKNOWN_FILE. */
+/* Which requests for files without a copy on this node wait until it is known which files this node
+ * keeps. At first all such requests wait. A request that does not wait is answered with
+ * UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
@@ -76,7 +76,7 @@ const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
  * node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the requests for files that will get no copy, so that they are answered. */
+/* Wakes the waiting requests whose files will get no copy, so that these requests are answered. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Finds the copies that were found rotten since the last call: their bytes are no longer those that
  * their fills wrote. `ids` gets the numbers of the copies' entries. `words` gets the words that the

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of hash chains. Copies are numbered consecutively, so all chains have the same length. */
+/* Number of hash chains. Copies are numbered consecutively, so all chains have about the same
+ * length. */
 #define CHAINS 16384
 
 typedef struct monarch_sums_held kept;

@@ -1,6 +1,6 @@
 /* The block sums and digests of complete copies, as their fills recorded them. The server sends
- * these sums to peers. So it need not compute them again, and peers notice bytes that have rotted
- * since. */
+ * these recorded sums to peers, and need not compute them. By these sums, peers notice bytes that
+ * have rotted since the fill. */
 #pragma once
 
 #include <stdint.h>
@@ -19,13 +19,13 @@ struct monarch_sums_held {
 struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
  * of one block: the sums of a million such copies would take much memory and save little time.
- * Instead, the server checks such a copy before it sends any byte of the copy. Keeps nothing if
- * memory is lacking. */
+ * Instead, the server compares such a copy with the catalog's sum of the file before it sends any
+ * byte. Keeps nothing if memory is lacking. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
 /* Returns the sums of a copy that has `blocks` blocks, with a reference to them; NULL if they are
- * not known. They stay valid until monarch_sums_release, even if the copy is dropped. */
+ * not known. The sums stay valid until monarch_sums_release, even if the copy is dropped. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* k may be NULL */
 void monarch_sums_free(struct monarch_sums *s);

@@ -1,6 +1,6 @@
-/* Compares short texts inline, 16 bytes at a time. The comparison is inline because every look-up
- * of a path compares texts, and a call into libc would cost as much as the comparison itself. No
- * byte outside a text is read. */
+/* Compares short texts inline, 16 bytes at a time. The code is inline, because every look-up of a
+ * path compares texts, and a call into libc would cost as much as the comparison itself. No byte
+ * outside a text is read. */
 #pragma once
 
 #include <stddef.h>
@@ -11,8 +11,9 @@ typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), 
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Returns the offset at which to load 16 bytes of a text of `n` bytes (n >= 16), so that byte `i`
- * is among them. The offset is `i`, or n - 16 if a load at `i` would pass the end of the text. */
+/* Returns an offset in a text of `n` bytes (n >= 16). The 16 bytes from this offset on include byte
+ * `i`, and lie in the text. The offset is `i`, or n - 16 if 16 bytes from `i` on would pass the end
+ * of the text. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

@@ -6,9 +6,9 @@
 #include "shared/xxh3.h"
 
 /* The indexes are hash tables with linear probing. A slot holds an entry's number and a part of the
- * entry's hash. If a probe meets the slot of another entry, this part nearly always shows it, and
- * the other entry is not read. Slots are never freed. So readers need no lock, and no slot is
- * marked as deleted. */
+ * entry's hash. If a probe reaches the slot of another entry, this part of the hash nearly always
+ * differs, and the other entry need not be read. Slots are never freed. So readers need no lock,
+ * and no slot is ever marked as deleted. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -137,8 +137,8 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot outlives its copy: the file may have no copy now, or a new one with another inode.
-         * So the entry is compared too. */
+        /* A slot stays when its copy is removed. The file may have no copy now, or a new copy with
+         * another inode. So the entry's inode and tier are compared too. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -190,8 +190,8 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* The coarse bit is set last and read first. So if a reader finds the coarse bit unset, the mark
- * was not complete yet. */
+/* Sets the two bits of the file, and then the coarse bit. Readers read the coarse bit first: if it
+ * is unset, the mark was not complete yet. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;
@@ -207,7 +207,8 @@ int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t i
     return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
 }
 
-/* `changes` is read first: it is 0 until the first file is marked, and most jobs mark no file. */
+/* Reads `changes` first, because that is usually enough: it is 0 until the first file is marked,
+ * and most jobs mark no file. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;

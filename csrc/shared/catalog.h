@@ -1,11 +1,13 @@
-/* The layout of the memory that the daemon and the preload library share. Python reads this header
- * too, so the layout is written once.
+/* The layout of the memory that the daemon and the preload library share. The declarations for
+ * Python are generated from this header.
  *
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
+ *
  *   DIR/control     written by the daemon: its state, its sources and its tiers
  *   DIR/catalog.N   written by the daemon: every known file; N grows with each larger catalog
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
+ *
  * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
  * full, a reader that touched a hole would get SIGBUS. */
 #pragma once
@@ -35,12 +37,12 @@
  * units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
 /* Number of bits of the changed filter, a Bloom filter in which each changed file has two bits.
- * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too, and
- * is read from the source, which costs time only. */
+ * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
+ * is read from the source, which is slower but correct. */
 #define MONARCH_FILTER_BITS 16777216
 /* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
- * filter (8 KiB) stays in a core's first-level cache, so that checking an unchanged file costs no
- * cache miss in the large filter. */
+ * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file nearly
+ * always ends without a cache miss in the large filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
 #define MONARCH_HUGE_PAGE 2097152
@@ -48,16 +50,17 @@
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
 /* Number of slots of `look` in struct monarch_clients. If two directories share a slot, each
- * overwrites the time of the other's last check, so both are checked more often. */
+ * overwrites the time of the other's last check. Both are then checked more often than
+ * necessary. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
 #define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
-/* Ranks of a node that are counted and served separately. Number 0 stands for all processes that
- * belong to no rank. */
+/* Number of ranks of a node that are counted and served separately. Rank 0 stands for all processes
+ * that belong to no rank. */
 #define MONARCH_RANKS 128
 
 /* Number of slots for claims. A claim says that a program is reading a file at the source. If two
- * files share a slot, the later claim replaces the earlier one. */
+ * files share a slot, the later claim usually replaces the earlier claim. */
 #define MONARCH_CLAIMS 65536
 
 /* The unit in which a copy is filled [bytes]. A reader can read each unit as soon as it is filled.
@@ -76,9 +79,9 @@ enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED }
  * answers everything else about it. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
-/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four fit into a single word,
- * so that one atomic load gives a consistent answer. Copy numbers are never reused, not even by a
- * later daemon. */
+/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four are in a single word, so
+ * that one atomic load reads values that belong together. Copy numbers are never reused, not even
+ * by a later daemon. */
 enum monarch_state {
     MONARCH_ABSENT,
     MONARCH_WANTED,
@@ -112,14 +115,14 @@ struct monarch_filesystem {
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
      * the file system supports, and the mask of the fields that are filled in. The mask is
-     * statx_mask[0] for a call that does not ask for the birth time, and statx_mask[1] for one that
-     * does. */
+     * statx_mask[1] for calls that ask for the birth time, and statx_mask[0] for all other
+     * calls. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };
 
 struct monarch_source {
-    /* Device and inode of the directory `path`. A process that finds other numbers at `path` runs
+    /* Device and inode of the directory `path`. If a process finds other numbers at `path`, it runs
      * in another mount namespace or under another chroot. */
     uint64_t dev, ino;
     uint64_t up_ino; /* inode number that a listing of `path` shows for ".." */
@@ -149,8 +152,8 @@ struct monarch_control {
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
     uint32_t fill_on_open; /* 1: an open of a file requests its copy */
-    /* The share of a file that programs must have requested before the file is filled
-     * [1 / MONARCH_SHARES]. */
+    /* How much of a file programs must have requested before the file is filled [1 / MONARCH_SHARES
+     * of the file]. */
     uint32_t fill_after;
     /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
      * at the source, and the daemon then makes the copy through the program's descriptor. 0:
@@ -166,8 +169,8 @@ struct monarch_control {
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
     /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
-     * in less time than it would wait for the copy. Such a source is a local disk, or its files are
-     * in the page cache. */
+     * in less time than it would wait for the copy. This is so if the source is a local disk, or if
+     * its files are in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
@@ -179,8 +182,8 @@ struct monarch_control {
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     uint64_t users;  /* inode of the daemon's user namespace */
     uint64_t pids;   /* inode of the daemon's pid namespace; 0: unknown */
-    /* For how long the catalog may answer calls for attributes after a comparison of the
-     * directories with the source has begun [ns]. */
+    /* How long [ns] the catalog may answer calls for attributes after a comparison of the
+     * directories with the source has begun. */
     uint64_t revalidate_ns;
     /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
     uint64_t compared_ns;
@@ -239,23 +242,24 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set if the tier's copies by this daemon are stamped, and its older copies are
-     * not */
+    /* a bit per tier; set if the copies that this daemon makes in the tier are stamped, and older
+     * copies in the tier are not */
     uint64_t evicting;
-    /* salt of the stamps; each daemon has its own, because a file's entry has another number in
-     * each daemon's catalog */
+    /* salt of the stamps; each daemon has another salt, because a file's entry may have another
+     * number in each daemon's catalog */
     uint64_t salt;
 };
 
-/* A path that a client has opened and that the catalog does not have. The path is a hint: if it is
- * lost, the daemon learns of the file later. */
+/* A path that a client has opened, but that is not in the catalog. The path is only a hint: if it
+ * is lost, the daemon learns of the file later. */
 struct monarch_scan_hint {
     /* atomic: number of the hint << 2 | state; states: 0 free, 1 being written, 2 ready */
     uint64_t ticket;
     uint32_t source;
     uint32_t path_len;
     char path[MONARCH_SCAN_HINT_PATH];
-    /* 1: the program has read so little of the file that the file is not filled */
+    /* 1: the program has read only a small part of the file, so the daemon does not fill the
+     * file */
     uint32_t is_part;
 };
 
@@ -271,7 +275,8 @@ struct monarch_fill {
 
 struct monarch_fills {
     uint64_t magic;
-    uint64_t units;     /* atomic: units filled so far, which shows readers that the daemon works */
+    /* atomic: number of units filled so far; readers see by it that the daemon makes progress */
+    uint64_t units;
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
     /* atomic: word of the FILLING entry that uses this slot; 0: the slot is free */
     uint64_t word[MONARCH_FILL_SLOTS];
@@ -281,11 +286,11 @@ struct monarch_fills {
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
     uint64_t bytes_from_tier, bytes_from_source; /* sums of the sizes of these files */
-    uint64_t waits, wait_ns;      /* reads that waited for a fill; the sum of their waits */
-    uint64_t fallbacks;           /* waits after which the reader read the source */
-    uint64_t promotions;          /* descriptors and mappings that were switched to the copy */
+    uint64_t waits, wait_ns; /* reads that waited for a fill; the sum of their waits */
+    uint64_t fallbacks;      /* waits after which the reader gave up, and read from the source */
+    uint64_t promotions;     /* descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
-    uint64_t metadata_hits;       /* names and attributes answered by the catalog */
+    uint64_t metadata_hits;       /* calls for names and attributes that the catalog answered */
     /* Bytes that programs read at the sources (monarch_count_source). */
     uint64_t source_bytes_read_by_programs;
     uint64_t source_opens, source_open_ns; /* opens at the sources; the sum of their times */
@@ -293,8 +298,8 @@ struct monarch_stats {
 };
 
 /* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
- * never delays a read of the source. With shared threads, two nodes that fill from each other could
- * wait for each other. */
+ * never delays a read of the source. If they shared threads, two nodes that fill files from each
+ * other could wait for each other. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
@@ -326,14 +331,14 @@ struct monarch_change {
     uint64_t dev, ino;
     uint64_t is_tree; /* 1: the inode is a directory, and everything below it has changed */
 };
-/* The value of `told` after a client failed to write a record to the file `changes`: any file may
- * have changed. */
+/* The value of `told` after a client has failed to write a record to the file `changes`. From then
+ * on, any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
-/* The datagram with which a program hands over the descriptor of a file that it has read. It goes
- * to the session's socket `handovers.<file's number % 16>`; the kernel queues 10 datagrams for each
- * socket. The datagram is a hint: it may be lost. If the file has an entry, the datagram ends
- * before `source`. Otherwise it ends with the path's NUL. */
+/* The datagram with which a program hands over the descriptor of a file that it has read. It is
+ * sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams for each
+ * socket. The datagram is only a hint, and may be lost. If the file has an entry, the datagram ends
+ * before the field `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id;      /* number of the file's entry, or monarch_unmet */
@@ -354,19 +359,20 @@ struct monarch_clients {
      * whether the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_WAYS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
-     * has given up. While the counters still have this sum, the daemon makes no progress, and no
-     * process waits for the daemon. */
+     * has given up. While the counters still have this sum, the daemon has made no progress since,
+     * and no process waits for the daemon. */
     uint64_t silent_at;
     /* 1: a client needed attributes, but the last comparison with the source was too long ago */
     uint64_t stale;
-    /* Atomic: when a client last checked at the source that a directory had not changed since it
-     * was listed. A slot holds the number of the directory's entry + 1 (25 bits) | the time of the
-     * check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
+    /* Atomic: the time at which a client last checked at the source that a directory had not
+     * changed since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
+     * the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
     /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
      * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
-     * by setting it to 0. A demand is a hint: only the bitmaps of `fills` tell which units can be
-     * read, and the daemon never waits for a client, which may have been killed. */
+     * by setting it to 0. A demand is only a hint: readers learn from the bitmaps of `fills` which
+     * units can be read. The daemon never waits for a client, because the client may have been
+     * killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
      * file at the source, and the daemon does not fill the file ahead. */
@@ -377,7 +383,7 @@ struct monarch_clients {
     struct monarch_bits wanted;
     /* files opened since the daemon last took the bits; used while `follow_opens` is 1 */
     struct monarch_bits opened;
-    /* files that were read to their end and had no copy; used if `follow_reads` is 1 */
+    /* files without a copy that were read to their end; used if `follow_reads` is 1 */
     struct monarch_bits read;
     /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet;
      * until the daemon has read them, every file counts as changed. Each writer of a record stores
@@ -390,7 +396,7 @@ struct monarch_clients {
 
 #ifndef MONARCH_CDEF
 /* Combines the seconds and nanoseconds of a file's time into the number that entries hold [ns]. A
- * file system may give times that 64 bits cannot hold; these wrap around. */
+ * time that does not fit into 64 bits wraps around. */
 static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
     return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
 }
@@ -417,10 +423,9 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. So if a client sets a bit meanwhile, the daemon
- * either takes the bit at once, or finds the summary bit set again later. A client may be killed
- * between the two steps. The summary bit then stays unset until the next call for a file of the
- * same word. */
+ * the summary bit before it takes the files' bits. So the daemon either takes a bit that is set
+ * meanwhile, or later finds the summary bit set again. If a client is killed after it has set only
+ * the file's bit, the summary bit stays unset until the next call for a file of the same word. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -450,7 +455,7 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
 }
 
 /* Returns the value that represents a demand; it is never 0. The tag distinguishes this demand from
- * earlier ones for the same unit. */
+ * earlier demands for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -488,8 +493,8 @@ static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
     return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
 }
-/* Returns the number that stands for a file without an entry. It is derived from the inode number,
- * and larger than any entry's number. Two files may get the same number. */
+/* Returns the number that identifies a file without an entry. The number is computed from the inode
+ * number, and is larger than any entry's number. Two files may get the same number. */
 static inline uint64_t monarch_unmet(uint64_t ino) {
     return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
 }
@@ -508,8 +513,8 @@ static inline uint64_t monarch_filter_second(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) / MONARCH_FILTER_BITS % MONARCH_FILTER_BITS;
 }
 
-/* Returns the slot where probing for a hash starts. The upper bits of the hash determine it, so an
- * index can have any length, not only a power of two. */
+/* Returns the slot where probing for a hash starts. The slot follows from the upper bits of the
+ * hash, so an index can have any length, not only a power of two. */
 static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
@@ -522,8 +527,8 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
 
 /* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
  * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up reads the slot, and then both the entry and the path. The slot has the
- * positions of both, so that their cache misses overlap. */
+ * the entry + 1. A look-up reads the slot, and then both the entry and the path. Both positions are
+ * in the slot, so that the two cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -535,23 +540,24 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 
 /* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
  * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, an open can begin to open the copy before the entry has been loaded. The value
- * may be out of date, so the caller checks the entry before it uses the copy. */
+ * With this value, an open of a file can begin to open the copy before the entry is in the cache.
+ * The value may be out of date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
-/* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. A look-up
- * then compares the inode in the entry. A slot of the index by copy has 32 bits of the hash
- * instead, because monarch_find_dropped cannot compare the entry: the entry may have another copy
- * by then. */
+/* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
+ * bits match, the look-up compares the inode in the entry. In the index by copy, a slot has 32 bits
+ * of the hash, because there monarch_find_dropped cannot compare the inode: the entry may have
+ * another copy by then. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
 /* Returns the stamp of a copy in a tier whose copies are evicted. The copy's mtime holds the stamp
  * as its nanoseconds, and the entry's number as its seconds. So the entry is found from the copy
- * itself, without a slot in the index of copies, whose slots are never freed. */
+ * itself. The copy needs no slot in the index of copies; since these slots are never freed,
+ * frequent evictions would fill that index. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
@@ -560,10 +566,10 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
  * after the scan. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
-/* Makes a directory's listing: the index of its first name in the catalog's `names`, and the number
- * of its names. In `names`, the directory's names are consecutive, in the order of the source's
- * listing. A directory has 0 instead of a listing if not all its names are known, or if the
- * directory has changed. */
+/* Makes the value that represents a directory's listing: the index of its first name in the
+ * catalog's `names`, and the number of its names. In `names`, the directory's names are
+ * consecutive, in the order of the source's listing. A directory has 0 instead of a listing if not
+ * all its names are known, or if the directory has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -615,10 +621,10 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
-/* Guesses which entry has the path, from the hash alone. Call this between the two steps. Returns
- * the entry's number or -1, and prefetches the memory that monarch_find_prepared reads. *word gets
- * 0 if the entry has no copy. Otherwise it gets the entry's word, in which only the tier and the
- * number of the copy are valid. */
+/* Guesses from the hash alone which entry has the path. Call this between the two steps of
+ * monarch_find. Returns the entry's number or -1, and prefetches the memory that
+ * monarch_find_prepared reads. *word gets 0 if the entry has no copy. Otherwise it gets the entry's
+ * word, in which only the tier and the number of the copy are valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
@@ -630,7 +636,7 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
 void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Finds the entry of a copy by the copy's stamp. is_dropped = 1: the copy was removed from its
- * tier, so the entry may have another copy by now. */
+ * tier; the entry is then found even if it has another copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
 /* Finds the entry of a copy that was removed: the last entry whose copy had this inode. While a
@@ -641,6 +647,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but ignores `told` and looks at the filter alone. Only the daemon calls
- * it directly, because the daemon itself marks the changes that `told` announces. */
+/* Like monarch_is_changed, but looks only at the filter, not at `told`. Only the daemon can do
+ * without `told`, because the daemon itself marks the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

@@ -22,16 +22,16 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
 }
 
 /* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. A thread can be woken if
- * its `who` and the waker's `who` have a common bit. A thread that is about to sleep still goes to
- * sleep; only monarch_bell_ring prevents that. */
+ * its `who` and the waker's `who` have a common bit. A thread that is just about to sleep is not
+ * kept awake; only monarch_bell_ring does that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* Rings the bell; call it after adding work. A thread that found no work before the ring, and is
- * about to sleep, looks for work again. At most `threads` sleeping threads are woken, as by
- * monarch_bell_wake. */
+/* Rings the bell; call this after adding work. A thread that found no work before the ring, and is
+ * about to sleep, stays awake and looks for work again. At most `threads` sleeping threads are
+ * woken, as by monarch_bell_wake. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
     monarch_bell_wake(b, threads, who);

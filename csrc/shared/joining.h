@@ -1,5 +1,5 @@
-/* Joins threads with a time limit. The limit is needed because a thread may hang in a system call
- * on a file system that does not answer. */
+/* Joins threads with a time limit, because a thread may hang in a system call on a file system that
+ * does not answer. */
 #pragma once
 
 #include <pthread.h>

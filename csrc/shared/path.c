@@ -5,12 +5,12 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Largest number of links that a walk follows. It is half of the kernel's limit, because the kernel
- * also counts the links on the way to the source, which this walk does not see. */
+/* The most links that a walk follows: half of the kernel's limit. The kernel also counts the links
+ * before the source's root, which this walk does not see. */
 #define MAX_LINKS 20
 
-/* Returns whether the path equals `root` or lies below it. The byte after the first `len` bytes is
- * compared first, because that byte alone rules out nearly all other paths. */
+/* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Compares the
+ * path's byte at `len` first, because this byte alone rules out nearly all other paths. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -39,8 +39,8 @@ static int odd_component(const char *after) {
 }
 
 /* Returns whether the path, of at least 16 bytes, has a certain pair of bytes: two adjacent dots
- * (of_dots = 1), or a slash that is followed by a dot, a slash or the NUL (of_dots = 0). It
- * compares 16 positions at a time, because every path is checked and few have such a pair. */
+ * (of_dots = 1), or a slash that is followed by a dot, a slash or the NUL (of_dots = 0). Compares
+ * 16 positions at a time, because every path is checked, and hardly any has such a pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -76,16 +76,16 @@ int monarch_is_odd(const char *path, size_t n) {
 }
 
 /* A walk over one path. `text` is the absolute path walked so far, without a trailing slash ("" is
- * the root). The kernel resolved the first `canonical` bytes of `text`, so no component in them is
- * a link. */
+ * the root). The first `canonical` bytes of `text` were resolved by the kernel, so no component in
+ * them is a link. */
 struct walk {
     const struct monarch_control *control;
     const struct monarch_catalog *catalog;
     const struct monarch_clients *clients;
     size_t len, canonical;
     /* needs_directory: the path ends with a slash, `.` or `..`, so it must lead to a directory.
-     * by_letters: `..` removes the component before it from the text, without a check whether that
-     * component is a link */
+     * by_letters: a `..` removes the component before it from the text, even if that component is a
+     * link, because links are not checked */
     int needs_directory, by_letters;
     char *text;
 };
@@ -96,8 +96,8 @@ static int is_current(const struct walk *w, int64_t id) {
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Returns whether the path walked so far is a directory and not a link. Only then does `..` lead to
- * `text` without its last component. */
+/* Returns whether the path walked so far leads to a directory that is no link. Only then does a
+ * following `..` lead to `text` without its last component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -126,7 +126,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* `name` may lie further on in the same buffer */
+    memmove(w->text + w->len, name, n); /* `name` may be further on in the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;
@@ -165,11 +165,11 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 }
 
 /* Replaces the link by its target. Two paths then share the buffer `text`, because callers may be
- * on small stacks. The path walked so far is at the beginning, cut back to the directory from which
- * the target starts. The path still to be walked is at the end: the target, and the components
- * after the link. Returns the path still to be walked. Returns NULL if that path does not fit, or
- * if the link has changed. A gap of two bytes between the two paths is enough, because the walk
- * appends no more bytes to the first path than it has read of the second. */
+ * on small stacks. At the beginning of `text` is the path walked so far, cut back to the directory
+ * from which the target starts. At the end of `text` is the path still to be walked: the target,
+ * and the components after the link. Returns the path still to be walked. Returns NULL if that path
+ * does not fit, or if the link has changed. A gap of two bytes between the two paths is enough: for
+ * each byte that the walk appends to the first path, it has read a byte of the second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -235,8 +235,8 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* The kernel refuses an empty path and one that is too long, so both are left to the kernel. A
-     * path counts as too long even if the walk would make it shorter. */
+    /* An empty path and a path that is too long are left to the kernel, which refuses them. A path
+     * that is too long is refused even if the walk would make it shorter. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

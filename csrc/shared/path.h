@@ -7,8 +7,8 @@
 #define MONARCH_PATH_MAX 4096
 
 enum {
-    MONARCH_OUTSIDE = -1, /* the path lies under no source, or only the kernel can resolve it */
-    MONARCH_UNKNOWN = -2, /* the path lies under a source, but the catalog does not know it (yet) */
+    MONARCH_OUTSIDE = -1, /* the path leads to no source, or only the kernel can resolve it */
+    MONARCH_UNKNOWN = -2, /* the path leads to a source, but the catalog does not know it (yet) */
 };
 
 struct monarch_place {
@@ -26,9 +26,9 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
 /* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Returns whether the text of an absolute path leads to no source. No system call is made, so the
- * answer is not final: a link outside the sources, or one before a `..`, may still lead to a
- * source. */
+/* Returns whether an absolute path, taken as mere text, leads to no source. No system call is made.
+ * So the answer is not final: if the path has a link outside the sources, or a link before a `..`,
+ * it may still lead to a source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
 /* Finds the first component of `rel`, except the last one, that is a link in the catalog. `rel`
@@ -40,11 +40,11 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 /* Returns whether the path has two adjacent dots, and so may have a component `..`. */
 int monarch_may_go_up(const char *path);
 
-/* Resolves `path` into *out. If `path` is relative, it starts from the directory `base`, given as
- * an absolute path without links. `base` may be out->path itself, so that a caller on a small stack
- * needs no further buffer. follow = 0: if the last component is a link, it is not followed. The
- * only system call is an lstat of a component before a `..`. It is made if the catalog does not
- * know whether that component is a directory. */
+/* Resolves `path` into *out. If `path` is relative, it starts from the directory `base`, which must
+ * be an absolute path without links. `base` may be out->path itself, so that a caller on a small
+ * stack needs no further buffer. follow = 0: if the last component is a link, it is not followed.
+ * Makes a system call only for a component before a `..`: an lstat, if the catalog does not know
+ * whether the component is a directory. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);

@@ -1,5 +1,6 @@
-/* System calls without libc. On failure, these functions return -errno, and leave errno alone. They
- * are no cancellation points, need no symbol of libc, and never call an interposed function. */
+/* System calls without libc. On failure, these functions return -errno, and do not change errno.
+ * They are no cancellation points, need no symbol of libc, and never call a function that is
+ * interposed. */
 #pragma once
 
 #include <fcntl.h>
@@ -80,9 +81,9 @@ static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps like sys_map, at an address that is a multiple of `align` (a power of two). Reserves the
- * address range first, so that no other mapping is overwritten. If the reservation fails, the
- * address may have any alignment. */
+/* Maps like sys_map, at an address that is a multiple of `align` (a power of two). Reserves an
+ * address range first, so that the mapping overwrites no other mapping. If the reservation fails,
+ * the mapping's address may have any alignment. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align, page = getauxval(AT_PAGESZ);
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -114,8 +115,8 @@ static inline void sys_unmap(const void *p, unsigned long n) {
 }
 #endif
 /* Returns a page (of the machine's page size, at least 4096 bytes) that the kernel clears in every
- * forked child, whichever call forked it. A child of vfork shares the page, which is not cleared.
- * Returns NULL before Linux 4.14. */
+ * forked child, whichever call forked the child. A child of vfork shares its parent's page, which
+ * the kernel does not clear. Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: undefined in older headers */
     void *p = sys_new_pages(4096);
@@ -143,9 +144,9 @@ static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
 /* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
- * while it creates another thread. Otherwise both could wait forever: the creating thread for a
- * lock that setuid holds in another thread, and setuid for the creating thread's reaction to the
- * signal. */
+ * while it creates another thread. Otherwise a deadlock is possible: the creating thread waits for
+ * a lock that setuid, in another thread, has taken, and setuid waits until the creating thread
+ * handles the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
@@ -161,9 +162,9 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Makes step `n` of a wait for another thread. The wait should last only microseconds. The first
- * steps yield the processor. Later steps sleep, because a yield does not let a thread of lower
- * real-time priority run. */
+/* Makes step `n` of a wait for another thread, which should last only microseconds. The first steps
+ * yield the processor. Later steps sleep, because a yield does not let a thread of lower real-time
+ * priority run. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
     if (n < 32)

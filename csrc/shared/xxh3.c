@@ -113,8 +113,8 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
 }
 
 /* The functions that hash long inputs keep the eight sums in local variables, so that the compiler
- * holds the sums in vector registers. It could not do that if the sums lay behind a pointer that
- * may alias the input. */
+ * keeps the sums in vector registers. It could not do that with sums behind a pointer, which might
+ * alias the input. */
 #ifdef __SSE2__
 #define VECTORS 4
 typedef __m128i sums[VECTORS];
@@ -125,8 +125,8 @@ static inline __m128i vector(const unsigned char *p, int i) {
 
 /* The loop uses intrinsics, because the compiler does not recognize that the product of a number's
  * two halves is a single instruction. The loop is unrolled, because the compiler would otherwise
- * keep the sums in memory, to select them by an index. Each addition would then wait until the
- * addition before it has been stored. */
+ * keep the sums in memory, to access them by index. Each addition would then wait until the
+ * previous addition has been stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {
@@ -214,10 +214,10 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
     _mm256_storeu_si256((__m256i *)state + 1, high);
 }
 
-/* Returns whether the processor and the operating system support AVX2. It does not call
- * __builtin_cpu_supports, because that would add a constructor to the preload library, which would
- * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the library's
- * whole start without it. */
+/* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports is
+ * not used, because it would add a constructor to the preload library, and this constructor would
+ * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the whole start
+ * of the library. */
 static int has_avx2(void) {
     static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -234,8 +234,8 @@ static int has_avx2(void) {
 }
 #endif
 
-/* Uses AVX2 where the processor has it. Only streams call this function, because only streams hash
- * whole files. */
+/* Hashes many blocks, with AVX2 if the processor has it. Only streams call this function: they hash
+ * whole files, and other inputs are too short to gain from AVX2. */
 static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
 #ifdef __SSE2__
     if (has_avx2()) {
@@ -290,7 +290,8 @@ void monarch_xxh3_add(struct xxh3_stream *s, const void *data, size_t len) {
     const unsigned char *in = data;
     s->total += len;
     while (len) {
-        /* The last block is hashed differently, so a full block is held until more bytes follow. */
+        /* The input's last block is hashed differently, so a full block is not hashed until more
+         * bytes follow. */
         if (s->held == XXH3_BLOCK) {
             eat_blocks(s->acc, s->hold + 64, 1);
             memcpy(s->hold, s->hold + XXH3_BLOCK, 64);

@@ -1,5 +1,5 @@
-/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. The code was written from the
- * published specification; tests compare it with the reference library for all classes of
+/* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. The code follows the published
+ * specification. Tests compare its hashes with those of the reference library, for all classes of
  * lengths. */
 #pragma once
 
@@ -14,8 +14,8 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    /* number of bytes in `hold` that are not hashed yet. They begin at hold + 64; the first 64
-     * bytes of `hold` are the input just before them */
+    /* number of input bytes in `hold` that are not hashed yet. These bytes begin at hold + 64. The
+     * first 64 bytes of `hold` are the 64 input bytes before them */
     size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };

@@ -1,6 +1,6 @@
-/* A heap of events, sorted by time. Events of the same time are sorted by the asker's number, so
- * that two runs are identical to the bit. An asker is a thread, or anything else that waits for
- * events. */
+/* A heap of events, sorted by time. Events of the same time are sorted by the number of their
+ * asker, so that two runs give identical results to the bit. An asker is a thread, or anything else
+ * that waits for events. */
 #pragma once
 
 #include <stdint.h>
@@ -50,5 +50,5 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    heap_pop(h); /* the first event, which is in the heap twice now */
+    heap_pop(h); /* removes the first event, which is in the heap twice now */
 }

@@ -38,8 +38,8 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes all rates. The link that can give its transfers the lowest rate is saturated first; the
- * other links follow by the same rule, each with the throughput that is left on it. */
+/* Computes all rates. Repeatedly chooses the link that can give its transfers the lowest rate, and
+ * gives them this rate. Each other link then has the throughput that is left on it. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -77,8 +77,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Subtracts from each transfer the bytes that it has moved since the last call. No rate has changed
- * since then. */
+/* Subtracts from each transfer the bytes that it has moved since the last call. Call this before
+ * any rate changes. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

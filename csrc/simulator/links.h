@@ -1,6 +1,7 @@
 /* Links that transfers share like TCP connections in a fluid model. The rates are max-min fair
- * (Bertsekas and Gallager, Data Networks, 6.5.2). Each change takes time proportional to the number
- * of current transfers, so this model suits some tens of nodes. */
+ * (Bertsekas and Gallager, Data Networks, 6.5.2). When a transfer begins or ends, computing the new
+ * rates takes time proportional to the number of transfers. So this model suits some tens of
+ * nodes. */
 #pragma once
 
 #include "simulator/simulator.h"
@@ -31,7 +32,8 @@ void links_close(struct links *l);
 void links_ask(struct links *l, double now, struct transfer asked);
 /* Returns the earliest time at which a transfer ends; infinity if there is none. */
 double links_next(struct links *l);
-/* Removes the transfer that ends first, and returns it. Call this at the time at which it ends. */
+/* Removes the transfer that ends first, and returns it. `now` must be the time at which the
+ * transfer ends. */
 struct transfer links_take(struct links *l, double now);
 /* Returns the time at which `bytes` requested at `now` would have arrived if no transfer began or
  * ended meanwhile. */

@@ -27,7 +27,8 @@ static inline double serve(double *is_free, double now, double seconds, int take
     return end;
 }
 
-/* All threads of a class share its rate, each with an equal part (NoPFS, section 4). */
+/* All threads of a class share the class's rate equally, so one thread gets rate / threads (NoPFS,
+ * section 4). */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take) {
     size_t at = (size_t)node * m->job->classes + cls;

@@ -1,5 +1,5 @@
-/* Storage classes and links. Requests are served first come, first served, except over fair links,
- * which serve all transfers concurrently. No class and no link exceeds its rate. */
+/* Storage classes and links. Requests are served in the order in which they come. Only fair links
+ * serve all transfers concurrently. No class and no link exceeds its rate. */
 #pragma once
 
 #include "simulator/links.h"
@@ -19,13 +19,14 @@ int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t 
 void machine_close(struct machine *m);
 
 /* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is set, the
- * bytes then occupy the class and the links on their way; otherwise the state stays as it is. */
+ * bytes are really requested, and occupy the class and the links between. Otherwise the call only
+ * computes the time, and changes nothing. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
 /* Returns the time at which `bytes` will have come over the links. Over fair links, the result is
- * an estimate, and nothing is occupied. */
+ * only an estimate, and `take` has no effect. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
 /* Writes to a class. A write occupies the class as a read does. */

@@ -34,7 +34,8 @@ void pfs_close(struct pfs *p) {
 
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
-/* Returns the kind of requests that is served now, or NULL. */
+/* Returns the kind of requests that is served now (struct share), or NULL if there is no
+ * request. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)
@@ -64,7 +65,8 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* Inserts a request into its node's queue. The request that is being served is not interrupted. */
+/* Inserts a request into its node's queue by priority, but never before the request that is being
+ * served. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];

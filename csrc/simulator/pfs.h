@@ -1,7 +1,8 @@
-/* The parallel file system. The nodes that wait for it are its clients: n clients together get the
- * rate t(n), and each gets an equal part of it (NoPFS, section 4). A node's requests are served in
- * the order in which the node uses the files. All this is for requests for which a rank waits. All
- * other requests are served by the same rules, but only while no rank waits for any request. */
+/* The parallel file system. The nodes that wait for the file system are its clients. n clients
+ * together get the rate t(n), and each client gets an equal part of this rate (NoPFS, section 4). A
+ * node's requests are served in the order in which the node uses the files. Requests for which a
+ * rank waits come first: all other requests are served, by the same rules, only while no rank waits
+ * for any request. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -22,14 +23,14 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive equally many bytes. So `clock` is a virtual time: the bytes that a client
- * has received if it was served all the time. `ends`: for each client, the value of `clock` at
- * which its current request ends. */
+ * the same time receive equally many bytes. So `clock` is a virtual time: the number of bytes that
+ * a client has received if it was served all the time. `ends`: for each client, the value of
+ * `clock` at which its current request ends. */
 struct share {
     double clock;
     struct heap ends;
-    /* nodes: the request served now; `next` links it to the following ones, in the order of
-     * service */
+    /* nodes: the request of the node that is served now; its `next` leads to the request that is
+     * served after it */
     uint32_t *first;
     double *waiting; /* nodes: the bytes of the requests after the first one */
     double *end;     /* nodes: the clock's value when the first request ends */
@@ -41,7 +42,8 @@ struct pfs {
     struct request *request; /* by asker */
     uint64_t numbers;
     double since, busy;
-    double *link_free; /* nodes: when all bytes given so far have crossed the node's own link [s] */
+    /* nodes: time at which all bytes sent so far will have crossed the node's own link [s] */
+    double *link_free;
 };
 
 /* Returns 1, or 0 if memory is exhausted. askers: number of askers, which are numbered from 0. */
@@ -50,14 +52,14 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Moves the request of `who` forward because another asker needs the same bytes: the request's
- * priority becomes `priority` if that is smaller. */
+/* Call this if another asker, whose priority is `priority`, needs the bytes that `who` has
+ * requested. The request of `who` then gets this priority, if this is smaller than its own. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);
-/* Removes the request that ends first, and returns it. Call this at the time at which it ends. *end
- * gets the time at which the node has the bytes, which is later than `now` if the node's link is
- * slow. */
+/* Removes the request that ends first, and returns it. `now` must be the time at which the request
+ * ends. *end gets the time at which the node has the bytes, which is later than `now` if the node's
+ * link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns the time at which `bytes` requested at `now` would have arrived if no more requests
  * came. */

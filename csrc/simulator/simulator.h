@@ -13,8 +13,8 @@
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* the sample takes no time: the job's is_free is set, or a read for another sample has brought
-     * this one too */
+    /* reading the sample takes no time, because the job's is_free is set, or a read for another
+     * sample has brought this sample too */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
@@ -34,18 +34,20 @@ struct monarch_sim_job {
     const uint32_t *threads;  /* classes */
     const double *staging;    /* nodes: capacity of the staging buffer */
     const double *network;    /* nodes: rate of each link, in each direction */
-    /* nodes: the highest rate that each node can get from the file system */
+    /* nodes: the highest rate at which each node can read from the file system */
     const double *pfs_link;
     const double *pfs; /* nodes + 1: the file system's total rate, by number of clients */
     /* nodes. compute: rate of one rank; preprocess: rate of one preprocessing thread */
     const double *compute, *preprocess;
-    /* The copies. For each node and class, they are in the order in which they are made. */
+    /* The planned copies. The copies of one node and class are in the order in which they are
+     * made. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy, the access of its node by which the copy should exist: its position in the
-     * sequence of the node's accesses. Another node asks for the copy only once its own accesses
-     * have passed the same position. NULL: every node knows at each time which copies exist. */
+    /* For each copy: a position in the sequence of the accesses of its node. The copy should exist
+     * when its node has reached this position. Another node asks for the copy only once its own
+     * accesses have passed the same position. NULL: every node knows at each time which copies
+     * exist. */
     const int64_t *copy_due;
     /* files: the only node that reads the file from the file system and sends it to the nodes that
      * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
@@ -54,8 +56,9 @@ struct monarch_sim_job {
     uint8_t fills;        /* 1: the classes' own threads make the copies */
     uint8_t fills_first;  /* 1: the copies are made before the first step */
     uint8_t reads_remote; /* 1: copies of other nodes are read */
-    uint8_t weighs_pfs;   /* 1: a file with a copy is read from the file system if that is faster */
-    uint8_t is_free;      /* 1: reading takes no time */
+    /* 1: even a file with a copy is read from the file system if that is faster */
+    uint8_t weighs_pfs;
+    uint8_t is_free; /* 1: reading takes no time */
     /* 1: transfers share links; 0: a link carries one transfer after the other */
     uint8_t fair_links;
     uint32_t checkpoint_steps; /* 0: no checkpoints are written */
@@ -74,8 +77,8 @@ struct monarch_sim_result {
     double *rank_compute; /* nodes x most_ranks [s] */
     /* nodes: bytes read from the file system to make copies, and for other nodes */
     double *filled;
-    double *pfs_bytes;    /* epochs: all bytes read from the file system */
-    uint64_t *ready;      /* epochs: samples that were ready when their rank asked for them */
+    double *pfs_bytes; /* epochs: all bytes read from the file system */
+    uint64_t *ready;   /* epochs: number of samples that were ready when their rank needed them */
     uint64_t *imbalanced; /* epochs: number of imbalanced steps, see `imbalance` */
     /* set by the caller: a step counts as balanced if the slowest rank's time is at most this
      * multiple of the fastest rank's time */
@@ -93,9 +96,10 @@ void monarch_sim_free(struct monarch_sim *sim);
 struct monarch_sim_epoch {
     const int32_t *order; /* files; -1 for no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,
-     * `holder` and `cls` are the node and the class that have the file at this access (-1: the file
-     * system). The file's keeper then writes the file to the classes from `into` to `down` (0: to
-     * none). The keeper is the file's owner if it has one, else the node that makes the access. */
+     * `holder` and `cls` are the node and the class from which this access reads the file (-1: it
+     * reads from the file system). After the read, the file's keeper writes the file to the classes
+     * from `into` to `down` (0: to none). The keeper is the file's owner if it has one, else the
+     * node that makes the access. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* nodes x steps x most_ranks: number of staging threads that fetch a rank's samples of a step.
@@ -109,6 +113,6 @@ struct monarch_sim_epoch {
  * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
  * exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Runs the simulation. Returns 1 when the caller must hand over the next epoch, 0 at the end, and
- * -1 on a deadlock, which would be a bug of the simulator. */
+/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again, 0 at
+ * the end, and -1 on a deadlock, which would be a bug of the simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

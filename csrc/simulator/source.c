@@ -1,5 +1,5 @@
 /* Reads files from the file system. If a file has an owner, the owner alone reads the file, and
- * sends it to all nodes that have asked for it meanwhile. Otherwise each node that needs the file
+ * sends it to all nodes that have requested it meanwhile. Otherwise each node that needs the file
  * reads it. */
 #include "simulator/state.h"
 
@@ -21,8 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Returns the epoch of the thread's access if a policy has set where each access finds its file,
- * else NULL. */
+/* If a policy has set from where each access reads its file, returns the epoch of the thread's
+ * access, which contains these settings. Otherwise returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -30,14 +30,15 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Returns where the current read of the file is recorded, so that later askers can join it; NULL if
- * no asker can join. */
+/* Returns the address of the element that records the current read of the file. Later askers find
+ * the read there and join it. Returns NULL if askers cannot join. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Returns whether the read that `first` has begun serves a sample of the reading node itself. */
+/* Returns whether the read that `first` has begun also brings a sample of `reader`, the node that
+ * reads. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -51,7 +52,8 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t prior
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* A file that will not be kept is read by the node that needs it instead of by its owner. */
+    /* If no copy of the file will be made, the node that needs the file reads it itself, instead of
+     * the file's owner. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
     s->joined[who] = PFS_NONE;
@@ -88,8 +90,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* The owner passes the file on while the file is still arriving. So the transfer begins
-         * now, and ends no earlier than `end`. */
+        /* The owner passes the file on while it is still receiving the file. So the transfer begins
+         * now, and ends no earlier than `end`, when the owner has the whole file. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

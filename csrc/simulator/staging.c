@@ -11,7 +11,7 @@ static int shares_threads(const struct monarch_sim *s) {
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* Returns NEEDS_EPOCH if the next epoch can be handed over, otherwise what the thread waits for.
- * The next epoch replaces an older one, which must have ended. */
+ * The next epoch replaces the oldest known epoch, which must have ended. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -53,8 +53,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns a quotient: the rank's threads plus one more, divided by the threads planned for the
- * rank's next sample. */
+/* Returns a quotient: the rank's threads plus one, divided by the threads planned for the rank's
+ * next sample. The rank with the smallest quotient gets the next thread (rank_for). */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -63,9 +63,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, only
- * ranks with room in the buffer are considered, and the rank that has the smallest part of the
- * threads planned for it is chosen. */
+/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, chooses,
+ * among the ranks with room in the buffer, the rank that has the smallest part of its planned
+ * threads. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -128,8 +128,9 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and writes it into the buffer at the same
- * time. The rate of the write is the thread's part of the buffer's rate (NoPFS, section 4). */
+/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample into
+ * the buffer. The rate of the write is the thread's part of the buffer's rate (NoPFS, section
+ * 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
@@ -242,8 +243,9 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* A thread that several ranks share checks again, because a rank has room now. A rank's
-             * own thread has computed in advance when there will be room. */
+            /* This thread is shared by several ranks, and checks again now, because a rank has
+             * room. A thread of a single rank need not: it has computed in advance when its rank
+             * will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

@@ -14,7 +14,7 @@ struct copy {
     /* next: index of the next copy of the same file; -1 after the last one */
     int32_t node, file, next;
     int32_t epoch; /* the epoch in which the copy was made; -1: before the first epoch */
-    double at;     /* when the copy is complete [s]; negative: it is not made yet */
+    double at;     /* when the copy is complete [s]; negative: the copy is not made yet */
     int8_t cls;
 };
 
@@ -31,8 +31,8 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: the time at which the sample is ready, later replaced by the time at which its
-     * rank used it; negative: unknown [s] */
+    /* by access: the time at which the sample is ready; once the rank has used the sample, the time
+     * of that use; negative: unknown [s] */
     double *at;
 };
 
@@ -40,21 +40,22 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample it fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* In the state WAITS: the time since which the thread waits for a rank to use a sample. In the
-     * state SLEEPS: the time at which the thread wakes, unless sim_wake wakes it before */
+    /* In the state WAITS: the time since which the thread has waited for a rank to use a sample. In
+     * the state SLEEPS: the time at which the thread wakes, if sim_wake does not wake it earlier */
     double since;
 };
 
 struct class_thread {
-    /* the copy that the thread is making; `cursor` has the next one in its list */
+    /* copy: the copy that the thread is making; the next copies are at `cursor` of struct
+     * monarch_sim */
     uint32_t copy, node;
     uint8_t cls;
 };
 
 /* The simulation. Askers are numbered: first the staging threads, `threads` numbers for each node;
- * then the classes' own threads; then the checkpoint. Only at the file system, the checkpoint has
- * one asker for each node; these askers are numbered from the checkpoint's number on. Comments on
- * arrays begin with the shape. */
+ * then the classes' own threads; then the checkpoint. In requests to the file system, the
+ * checkpoint has one asker for each node. These askers are numbered from the checkpoint's number
+ * on. Comments on arrays begin with the shape. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -77,7 +78,7 @@ struct monarch_sim {
     uint64_t step; /* the current step, counted from the beginning of the job */
     double step_end;
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
-    double written;   /* latest time at which a node has finished writing it [s] */
+    double written;   /* latest time at which a node has finished writing the checkpoint [s] */
     /* threads */
     uint32_t threads; /* most staging threads of any node */
     uint32_t class_threads, checkpoint;
@@ -86,10 +87,11 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: element (f, r) is 1 + the last epoch e that used file f and for which e
-     * % EPOCHS_KNOWN is r; 0: none */
+    /* files x EPOCHS_KNOWN: in element (f, r), 1 + the last epoch e that used file f, of the epochs
+     * with e % EPOCHS_KNOWN = r; 0: none */
     uint32_t *reused;
-    /* files, if any has an owner: first asker of the current read of the file, or PFS_NONE */
+    /* files, if any file has an owner: the first asker of the current read of the file, or
+     * PFS_NONE */
     uint32_t *reading;
     uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
     /* nodes x classes: the copies [cursor, list_end) of the list are still to be made */
@@ -112,9 +114,10 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns the number of threads that load samples on a node. Without a staging buffer, every rank
- * loads its samples itself. So does a rank for which there is no thread: a buffer with few threads
- * must not make training slower than no buffer. */
+/* Returns the number of threads that load samples on a node. There are at least as many threads as
+ * ranks: without a staging buffer, every rank loads its samples itself. With a buffer and fewer
+ * threads than ranks, each rank without a thread also loads its samples itself, because a buffer
+ * must not make training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -139,8 +142,8 @@ static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the size of a file. A negative number stands for no sample: the rank takes fewer samples
- * in this step than others do. */
+/* Returns the size of a file. A negative number stands for no sample: in this step, the rank takes
+ * fewer samples than other ranks. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -166,7 +169,7 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
  * barriers until each must wait for a sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
-/* Drops the sample that has been in the staging buffer for longest. */
+/* Drops the rank's oldest sample from the staging buffer. */
 void sim_drop(struct monarch_sim *s, uint32_t rank);
 /* Call sim_begin_checkpoint when all ranks have reached the checkpoint, and sim_checkpoint_written
  * when a node has written its part. */
@@ -176,27 +179,28 @@ void sim_checkpoint_written(struct monarch_sim *s, double end);
 /* --- ways.c --- */
 
 struct way {
-    double end, whole;          /* when the bytes have arrived; when the copy is complete */
+    /* time at which the bytes have arrived; time at which the copy is complete */
+    double end, whole;
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
     /* the epoch in which the copy was made; -1: before the first epoch, or unknown */
     int32_t epoch;
 };
 
-/* Returns the way by which the file arrives first: from a copy, or from the file system. The ways
- * are compared as in NoPFS, section 4, but here a way's time includes the wait for earlier
- * requests. reached: the number of the node's current access, with which copy_due is compared. */
+/* Returns the way by which the file arrives earliest: from a copy, or from the file system. The
+ * ways are compared as in NoPFS, section 4, except that the time of a way includes the wait for
+ * earlier requests. reached: the number of the node's current access; compared with copy_due. */
 struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                         int64_t reached);
-/* Requests the bytes by this way, and returns the time at which they will have arrived. Returns a
- * negative number if this time depends on later transfers over the links; then on_arrival is called
- * when the bytes arrive. Reads of the file system go through sim_read instead. */
+/* Requests the bytes by this way, and returns the time at which they will have arrived. If this
+ * time depends on later transfers over the links, returns a negative number, and on_arrival is
+ * called when the bytes arrive. Reads of the file system go through sim_read instead. */
 double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
                     uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Call this when a file has arrived at the node. From then on the node has a copy of it, if it is
- * planned to have one. */
+/* Call this when a file has arrived at the node. From then on, the node has a copy of the file, if
+ * such a copy is planned. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
@@ -212,8 +216,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread continue. Returns 0 if it needs the next epoch, which the caller of
- * monarch_sim_run must give first; otherwise 1. */
+/* Lets a staging thread continue. Returns 0 if the thread needs the next epoch; the caller of
+ * monarch_sim_run must hand it over first. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Call this when the thread's sample has arrived from the file system or another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);

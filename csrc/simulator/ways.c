@@ -16,8 +16,9 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* The copy of a file's owner is worth waiting for, even if it is not complete yet: the
-         * other nodes get the file from its owner, not from the file system. */
+        /* The copy of a file's owner counts even if it is not complete yet. Waiting for this copy
+         * is right, because other nodes get the file only from its owner, not from the file
+         * system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -64,9 +65,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write occupies the class from s->now on, although the file arrives later. With a
-         * later start, requests that are made in between would have to wait for the end of the
-         * write. */
+        /* The write occupies the class from s->now on, although the file arrives later. If the
+         * write began later, requests made before its beginning would have to wait for its end. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }
