@@ -226,9 +226,9 @@ class Tier:
         """Returns everything in the directory that has the name of a copy, sorted by number, as
         (copies,) of LISTED. Files with other names are not ours.
 
-        is_sound : whether the name is that of a regular file of this user, with a single link and
-            the mode of a copy. Monarch makes nothing else. Anything else must not be opened: a FIFO
-            would block its reader, and a link leads elsewhere.
+        is_sound : whether this is a file as Monarch makes it: a regular file of this user, with the
+            mode of a copy and no second name. Anything else must not be opened: a FIFO would block
+            its reader, and a symbolic link leads elsewhere.
         """
         # Use a generator. The memory of a list of a million tuples would stay with the process
         # after the list is freed.
