@@ -67,7 +67,7 @@ FIRST_OPEN_MS = 5
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum in three cases [s]: work is left, fills ahead wait for names from the
 #     scan, or programs follow a plan.
-# REST_BACK, LONG_REST_S : replace REST and MOST_REST_S while background fills stand back
+# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
 #     (`Engine.stands_back`). Programs then use all processors and hardly wait for the sources. An
 #     iteration would cost these programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a

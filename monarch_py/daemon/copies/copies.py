@@ -49,8 +49,8 @@ class Copies:
         # `_dropping` : the number of removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        # For each tier, the room that will be free once all dropped copies are removed, and is not
-        # free yet [bytes].
+        # For each tier, the room that dropped copies still occupy, because they are not removed yet
+        # [bytes].
         self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0

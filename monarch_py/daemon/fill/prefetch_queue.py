@@ -22,8 +22,8 @@ class PrefetchQueue:
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # The elements of both queues are (ticket, files). The ticket is that of the command that
-        # requested the files; "" without a command.
+        # The elements of both queues are (ticket, files). The ticket names the command that has
+        # requested the files; it is "" if no command has.
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
         # Files that `next` has handed out and whose fill has not ended: they are still WANTED or
@@ -98,8 +98,8 @@ class PrefetchQueue:
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket. Returns (n,) the files that were queued, and the files
-        that were handed out and whose fill has not ended."""
+        """Removes the files of a ticket. Returns these files, (n,): those that were queued, and
+        those that were handed out and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
