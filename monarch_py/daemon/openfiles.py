@@ -21,8 +21,7 @@ from monarch_py.util.processes import own_processes
 # One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
 # `fd`; `fd` is None for a mapping.
 Opened = tuple[dict[str, Any], int, int]
-# The second line of /proc/PID/fdinfo/FD, which holds the open(2) flags of the descriptor in octal
-# digits.
+# The line of /proc/PID/fdinfo/FD with the open(2) flags of the descriptor, in octal digits.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 # How much of /proc/PID/fdinfo/FD is read. The flags are near its beginning; for some kinds of
 # descriptors, long lines follow.
@@ -81,7 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the file for a (device, inode), and whether the source or a copy serves it."""
+    """Finds the catalog's file that a (device, inode) belongs to, and whether that is the file at
+    the source or a copy."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging

@@ -48,7 +48,7 @@ class _Watch(ABC):
     def begin(self, stop: Callable[[], None]) -> None:
         """Starts the watch.
 
-        stop : ends the daemon; it is called in the watch's thread
+        stop : a function that ends the daemon; it is called in the watch's thread
         """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
@@ -122,9 +122,7 @@ class OrphanWatch(_Watch):
         return super()._is_used() or bool(self._jobs.noted())
 
     def _will_end(self) -> None:
-        log.info(
-            "the daemon ends, because its `monarch run` or job has left it and no process uses it"
-        )
+        log.info("the daemon ends, because no `monarch run`, job or process uses it any more")
 
 
 def let_go(session: SessionDir, stop: Callable[[], None]) -> None:

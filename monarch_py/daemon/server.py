@@ -194,8 +194,8 @@ class Daemon:
     def _check_place(self, source: SourceConfig) -> None:
         if self.cluster is not None:
             why = (
-                "daemons of several nodes serve only the sources they were started with; stop and"
-                " start them"
+                "daemons of several nodes serve only the sources that they were started with; stop"
+                " the daemons, and start them again with this source"
             )
             raise SessionError(f"{source.path} cannot be added: {why}")
         for each in self.config.sources:
@@ -332,8 +332,8 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` holds files that programs opened before the catalog knew them. They are filled
-        # only if the configuration says that an open is enough to have a file filled.
+        # `wanted` names files that programs opened before the catalog knew them. These files are
+        # filled only if the configuration says that an open is enough to have a file filled.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -423,9 +423,9 @@ class Daemon:
 
     def _is_lost(self) -> bool:
         """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, the
-        session's clients would miss the changes of processes that can no longer attach. The daemon
-        could not be stopped, and no other daemon could use its tiers."""
+        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, new
+        processes could not attach, and clients would not learn which files those processes change.
+        Nobody could stop the daemon, and no other daemon could use its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S

@@ -95,7 +95,8 @@ def spawn(
     inherits only the descriptors in `startup`. So neither a shell's `wait` nor the reader of a pipe
     waits for the daemon.
 
-    detach : whether the daemon outlives this process, which then does not wait for it
+    detach : whether the daemon is to outlive this process. If so, this process does not wait for
+        the daemon's end
     kind : as in `serve`
 
     Raises SessionError, with the last line that the daemon has written, if the daemon does not

@@ -125,7 +125,7 @@ def status(
 ) -> dict[str, Any]:
     """Returns the answer to `status`.
 
-    told : the parts `plans`, `ranks` and `ahead`, as returned by their own modules
+    told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have filled
     why : for each configured tier, the reason why it is not used; "" for a tier in use
     evicted : the number of copies that each tier has evicted, by its number
     """

@@ -193,7 +193,7 @@ class Catalog(CatalogReader):
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
-        """Publishes copies: from now on, opens of these files are served by their copies.
+        """Publishes copies. From now on, the copies serve the opens of these files.
 
         ids, words, inodes, sums, made : (n,) entry, new word, inode and checksum of each copy, and
             whether this daemon made the copy

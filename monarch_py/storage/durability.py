@@ -188,7 +188,7 @@ class Keeper:
             self.broken = True
 
     def _end_thread(self) -> None:
-        """Ends the thread, and returns once it has committed the waiting rows."""
+        """Ends the thread. Returns once the thread has committed the waiting rows."""
         with self._lock:
             self._ending = True
             self._lock.notify()

@@ -169,7 +169,7 @@ class Manifest:
             if version > VERSION:
                 raise TierError(
                     f"{path}: its format is version {version}, but this Monarch knows only"
-                    f" {VERSION}; use a newer Monarch, or remove its copies with `monarch clear`"
+                    f" {VERSION}; use a newer Monarch, or remove the copies with `monarch clear`"
                 )
             if version < 1:
                 raise ValueError(f"version {version}")

@@ -138,7 +138,7 @@ class Copies:
         except OSError as error:
             if not self._is_index_full:
                 log.warning(
-                    "copies cannot be published (%s): programs read their files from the source;"
+                    "copies cannot be published (%s): the source serves the copied files;"
                     " free room in shared memory",
                     error.strerror,
                 )

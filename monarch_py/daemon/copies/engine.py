@@ -246,8 +246,8 @@ class Engine:
 
     def rest(self, limit_s: float) -> bool:
         """Sleeps for at most limit_s [s]. The sleep ends earlier in two cases: a reader waits for a
-        file that the grant leaves to Python; or a fill ends, and the engine could not publish its
-        copy. Returns whether one of the two has happened since the last call."""
+        file whose fill only Python may order; or a fill has ended, and the engine could not publish
+        its copy. Returns whether one of the two has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -264,8 +264,8 @@ class Engine:
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Divides the demands (reads that a reader waits for) among the ranks: each rank's share of
-        the demands that are served is in proportion to its weight.
+        """Sets the weights of the ranks. The engine serves the demands (reads that a reader waits
+        for) of the ranks in proportion to these weights.
 
         shares : (MONARCH_RANKS,) the weight for each rank number that a demand may name; 0 for a
             number without a rank

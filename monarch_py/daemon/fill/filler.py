@@ -58,8 +58,8 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """`scanner.tiers` holds the configured tiers, then the staging area's tier, or None without
-        a staging area."""
+        """`scanner.tiers` must be the configured tiers, followed by the tier of the staging area,
+        or by None if there is no staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -74,12 +74,13 @@ class Filler:
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Returns the time until the next use of each file [s]; infinity where that is not known.
+        # `PlanManager` replaces this function. It returns the time until the next use of each file
+        # [s]; infinity where that is not known.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
-        # Drops copies to make room for files that programs use. Returns the files for which there
-        # will be room.
+        # `DirectoryPrefetch` replaces the next two functions. The first drops copies to make room
+        # for files that programs use, and returns the files for which there will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Returns those of the given files that `prefetch: auto` has requested.
+        # The second returns those files among `ids` that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -239,12 +240,12 @@ class Filler:
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
-        """Orders fills of (n,) files that a plan needs next, in this order. Returns the files that
-        stay ABSENT because they have no room. If a file that was to be staged has no room, all
-        later files to be staged stay ABSENT too.
+        """Orders fills of (n,) files that a plan needs next, in the order of `ids`. Returns the
+        files that stay ABSENT because they have no room. If a file that was to be staged has no
+        room, all later files to be staged stay ABSENT too.
 
-        horizon : a copy may be dropped to make room for files to be staged if its next use is at
-            least this many files away
+        horizon : to make room for files to be staged, a copy may be dropped if its own next use is
+            at least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -278,9 +279,10 @@ class Filler:
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
-        """Orders fills into the staging area for files without a place in the tiers. Returns the
+        """Orders fills into the staging area, for files that have no place in a tier. Returns the
         number of orders. A file that is neither in use nor needed by a plan is skipped, because its
-        copy would be dropped again before its use; it is staged when a program opens it."""
+        copy would be dropped again before its use. Such a file is staged when a program opens
+        it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -411,8 +413,8 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Processes the engine's results, and retries the files that had no room. Returns whether
-        there were any results."""
+        """Processes the engine's results, and retries files that had no room. Returns whether the
+        engine had any results."""
         unstaged = found = False
         for results in self.engine.results():
             found = True

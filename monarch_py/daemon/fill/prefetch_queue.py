@@ -13,8 +13,8 @@ MEETS = 65536
 
 
 class PrefetchQueue:
-    """The files to be filled ahead: first those that `warm` names, in the order of the commands;
-    then, with `prefetch: eager`, those that the scan finds.
+    """The files to be filled ahead. Files that `monarch warm` commands name come first, in the
+    order of the commands. With `prefetch: eager`, the files that the scan finds follow.
 
     eager : whether the configuration says `prefetch: eager`
     entries_met : how many entries of the catalog `meet` has returned so far

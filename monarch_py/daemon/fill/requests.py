@@ -16,7 +16,7 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# The bits of a demand that hold its entry (see monarch_demand_entry in catalog.h).
+# A demand is a number. These bits of it name the entry (see monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
@@ -84,8 +84,8 @@ class FillRequests:
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Makes files that programs use WANTED, and queues them in this order. Entries that are not
-        files, have a copy, are being filled, or are BYPASS are left unchanged."""
+        """Makes files that programs use WANTED, and queues them in the order of `ids`. Entries that
+        are not files, have a copy, are being filled, or are BYPASS stay unchanged."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -130,11 +130,11 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Makes the files of a command WANTED, and queues them in this order behind those that
-        programs use; files of a pack are queued in the pack's order. Files that had no room before,
-        or whose fill has failed before, are queued again. A file that is being filled for another
-        command is also recorded under this command's ticket. Returns how many of the command's
-        files are to get a copy."""
+        """Makes the files of a command WANTED, and queues them in the order of `ids`, behind the
+        files that programs use. Files of a pack are queued in the order of the pack. Files that had
+        no room before, or whose fill has failed before, are queued again. A file that is being
+        filled for another command is also recorded under this command's ticket. Returns how many of
+        the command's files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)

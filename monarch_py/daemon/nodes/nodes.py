@@ -78,7 +78,8 @@ class Nodes:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # `_has_passed_on` : by entry, whether this node has passed the file on for lack of room.
+        # `_has_passed_on` : by entry, whether this node owned the file and has passed it on for
+        #     lack of room.
         # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and how
         # many it has taken over from them.
         self._has_passed_on = np.zeros(0, dtype=bool)
@@ -139,10 +140,10 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Of (n,) files for which this node has no room, passes on those that it owns. The new
-        owner of such a file is the next node, if there is one, in the file's order of nodes
-        (`rendezvous.next_nodes`). Peers that ask this node for the file are redirected to its new
-        owner."""
+        """Passes on those of (n,) files that this node owns, because it has no room for them. The
+        hash of each file puts the nodes into an order (`rendezvous.next_nodes`). The next node in
+        this order, if there is one, becomes the file's owner. Peers that ask this node for the file
+        are redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -162,8 +163,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on, because the nodes that precede it in
-        each file's order of nodes have no room."""
+        """Notes (n,) files that this node owns from now on. The nodes that come before it in each
+        file's order of nodes (see `pass_on`) have no room for the file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False

@@ -211,8 +211,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are to be retried, each with its new tracker. Runs in
-        the thread."""
+        """Returns the trackers whose plans are to be retried, each with the tracker that replaces
+        it. Runs in the thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)

@@ -120,8 +120,8 @@ class PlacementTask:
             return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
-                "%d nodes and %d files are too many to place files by their use: file hashes choose"
-                " the nodes, and files are still fetched in the plan's order",
+                "%d nodes and %d files are too many to choose the nodes of each file by its uses:"
+                " hashes choose the nodes, and the plan only determines the order of fetches",
                 members,
                 len(ids),
             )
@@ -144,9 +144,9 @@ class PlacementTask:
         quota = max((each.quota for each in loaders if each.holders is not None), default=0)
         if quota > room:
             log.warning(
-                "a plan assigns up to %s of samples to a node, but the tiers of one node hold only"
-                " %s: files without room are read from the source; make the plan with the tiers'"
-                " quota",
+                "a plan assigns up to %s of samples to a node, but the tiers of one node have room"
+                " for only %s: files without room are read from the source; make the plan again"
+                " with the tiers' quota",
                 format_size(quota),
                 format_size(room),
             )

@@ -36,8 +36,8 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# Opens are counted for at most this many directories. When another directory is to be counted, all
-# counts are reset.
+# Opens are counted for at most this many directories. When a further directory is to be counted,
+# all counts are reset.
 MOST_COUNTED = 65536
 
 
