@@ -92,7 +92,8 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area: its number + 1
+        # All copies in the staging area are stamped (monarch_stamp). The field is its number + 1.
+        self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
 

@@ -51,10 +51,10 @@ TURN_MS = 250
 # iterations a second took a fifth of the processor time that sending files to other nodes took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
-# adapts the number of concurrent reads to the throughput of the sources. It finds the files that
-# readers wait for, because a waiting reader wakes only the engine. It also counts and records the
-# copies that the engine has published.
+# How long the loop sleeps while anything is filled or checked [ms]. Such an iteration has three
+# duties: to adapt the number of concurrent reads to the throughput of the sources; to find the
+# files that readers wait for, because a waiting reader wakes only the engine; to count and record
+# the copies that the engine has published.
 BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.

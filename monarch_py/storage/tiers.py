@@ -434,8 +434,10 @@ class Tier:
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Stops placing copies here, and stops using the tier's path. why : the reason, a sentence
-        for users"""
+        """Stops placing copies here, and stops using the tier's path.
+
+        why : the reason, a sentence for users
+        """
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:

@@ -186,9 +186,8 @@ class ReadsInFlight:
     def _step_back(self) -> None:
         """Reduces the width because programs wait. In two cases the fills cannot be the cause of
         the wait: the width is the least already, or earlier decreases have not helped. The cause is
-        then a busy machine, or other users of the source. In these cases the least wait is measured
-        anew, so that the present wait counts as usual. Decreases that have not helped are
-        undone."""
+        then a busy machine, or other users of the source. So the least wait is measured anew, after
+        which the present wait counts as usual. Decreases that have not helped are undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -225,7 +224,8 @@ class ReadsInFlight:
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
     def _try(self, rate: "_Rate") -> None:
-        """Starts a trial of the next width, to be compared with `rate`."""
+        """Starts a trial of the next smaller or larger width. The trial's rate will be compared
+        with `rate`."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
         if wanted == self.width:
@@ -254,10 +254,11 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown. If the files are of the same kind as
-        before, this is the larger one of the factors for bytes and for files. Otherwise it is the
-        smaller one of the two: larger files bring more bytes, and smaller files more files, without
-        any gain. If few files arrived, it is the factor for bytes."""
+        """Returns the factor by which the rate has grown since the window `before`. Bytes and files
+        have a factor each. If the files of both windows are of the same kind, the larger factor is
+        returned. Otherwise the smaller one is returned: larger files bring more bytes, and smaller
+        files more files, without any gain. If few files arrived in a window, the factor for bytes
+        is returned."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -66,8 +66,8 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over descriptors of files up to handed_bytes. They do so only if a single
-        # open is enough to have a file filled.
+        # Programs hand over descriptors of files of at most `handed_bytes`. This value is 0, so
+        # that they hand over none, unless a single open is enough to have a file filled.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
@@ -99,7 +99,7 @@ class Filler:
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
         # The time at which this node last had no room for files that it should keep [s], and the
-        # time since which it has had none [s].
+        # time at which this lack of room began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         self._next_copy = max(Tier.first_number(), *(number + 1 for number in used))

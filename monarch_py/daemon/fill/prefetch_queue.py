@@ -80,8 +80,8 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Forgets files that were handed out and have a copy now, or will not get one. Returns the
-        (n,) files that were handed out and are still open.
+        """Forgets the files that `next` has handed out and whose fill has ended, with or without a
+        copy. Returns the (n,) other files that were handed out.
 
         is_open : tells which of (m,) files are WANTED or FILLING
         """

@@ -1,9 +1,9 @@
 """Tracks which nodes have which files completely, and chooses a node or the source for each fill.
 
 A fill can use the faster of a node and the source (section 4 of the NoPFS paper). But the first
-copy of a file must be read from the source by the file's owner. So there is a choice only if a node
-is known to have the whole file. This is known in two cases: the node has sent the whole file
-before, or all nodes are past the file's first use in a plan.
+copy of a file must be read from the source by the file's owner. So a fill has this choice only if
+some node is known to have the whole file already. This is known in two cases: the node has sent the
+whole file before, or all nodes are past the file's first use in a plan.
 """
 
 import math
@@ -99,7 +99,8 @@ class RouteChooser:
         """Chooses between the source and a node, for each file that a node is known to have. The
         source is compared with the node that would be asked first. The result is written into
         `asked`, the nodes that each fill asks, (n, MONARCH_ASKED): a file that is to come from the
-        source asks no node, and MONARCH_HAS_IT is added to a node that has the whole file.
+        source asks no node, and MONARCH_HAS_IT is added to the number of a node that has the whole
+        file.
 
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """

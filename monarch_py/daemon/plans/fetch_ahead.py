@@ -151,8 +151,8 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room for some of these files yet, so it has no room for files
-            # that are used later.
+            # Some of these files have no room in the staging area yet, so later files have no room
+            # there either. Only files that this node keeps stay in the queue.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 

@@ -4,9 +4,9 @@ from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan may be ahead of the fills by as many names as files are filled in AHEAD_S [s], or by a
-# minimum, if that is more. The minimum is LEAST names. If files are so large that fewer than LEAST
-# of them have RISING_BYTES together, it is that smaller number.
+# The scan may be ahead of the fills by the number of files that are filled in AHEAD_S [s], or by a
+# minimum if that is larger. The minimum is LEAST files. If files are so large that fewer of them
+# have RISING_BYTES together, the minimum is that smaller number.
 # The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
 # second after the scan has requested them. If the file's fill begins or ends after that second, the
 # fill has to request the attributes from the source again. The scan takes names in portions

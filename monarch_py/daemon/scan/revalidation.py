@@ -34,7 +34,7 @@ SLICE = 256
 
 class Metadata:
     """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source itself, because the source may hang: a separate thread does so, one for each task."""
+    source, because the source may hang. Only separate threads do, one for each task."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
