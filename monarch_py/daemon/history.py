@@ -88,8 +88,9 @@ class History:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Counts each thread that has just opened a file as a reader at all points since its
-        previous open, unless that open was more than LONGEST_READ_S ago."""
+        """A thread that opens a file now has been reading since its previous open. So adds the
+        thread to the readers at all points since that open, unless the open was more than
+        LONGEST_READ_S ago."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

@@ -38,8 +38,8 @@ LOOKS = 20
 
 
 class _Watch(ABC):
-    """Watches, in a thread of its own, whether the daemon of this process is used, and ends the
-    daemon once it is not."""
+    """Watches, in a thread of its own, whether the daemon of this process is used. Ends an unused
+    daemon."""
 
     def __init__(self, session: SessionDir, unused_s: float, look_s: float) -> None:
         self._session, self._shares = session, Shares(session)

@@ -68,7 +68,7 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def places(self, ids: Ids) -> list[tuple[int, str]]:
-        """The source and the path, decoded by os.fsdecode, of each of (n,) entries."""
+        """Returns, for each of (n,) entries, its source and its path, decoded by os.fsdecode."""
         rows, memory = self._table[ids], self.segment.memory
         begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
         ends = zip(rows["source"].tolist(), begins, rows["path_len"].tolist(), strict=True)

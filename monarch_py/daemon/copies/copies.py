@@ -230,7 +230,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns (n,) whether each of these tiers, given by number, is lost."""
+        """Returns (n,) whether each tier is lost. tiers : (n,) the numbers of the tiers"""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
@@ -294,8 +294,9 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Updates the entry of a file without a copy with the file's present attributes. Returns
-        False if shared memory is full; the source then serves the file for the rest of the session.
+        """Sets the present attributes of a file in the file's entry. The file must have no copy.
+        Returns False if shared memory is full; the source then serves the file for the rest of the
+        session.
 
         fresh : (1,) of dtype ENTRY
         """

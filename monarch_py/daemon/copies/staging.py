@@ -148,9 +148,9 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Among copies
-        with the same next use, and among copies without a known next use, the copy that arrived or
-        was opened longest ago is dropped first."""
+        """Drops copies to free `bytes_` bytes. `NodePolicy.victims` chooses the copies. Among
+        copies with the same next use, and among copies without a known next use, the copy that
+        arrived or was opened longest ago is dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]

@@ -257,7 +257,7 @@ class DirectoryPrefetch:
 
     def _find(self, most: int, home: _Home) -> bool:
         """Examines further entries of the catalog until `most` files are ready to be ordered, but
-        at most ENTRIES entries. Returns whether it has stopped at ENTRIES."""
+        at most ENTRIES entries. Returns whether the search has ended because of ENTRIES."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:

@@ -491,8 +491,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested, except fills that have begun and files
-        that a program or another command wants. Returns how many files were cancelled.
+        """Cancels the fills that a command has requested. Exceptions are fills that have begun, and
+        files that a program or another command wants. Returns how many files were cancelled.
 
         ticket : names the command
         """

@@ -179,7 +179,7 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns (n, MONARCH_ASKED) the nodes that a fill asks for each file, see
+        """Returns (n, MONARCH_ASKED) the nodes that the fill of each file asks, see
         `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 

@@ -98,8 +98,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns (n,) entries whose copies were found damaged when peers requested them since the
-        last call, and (n,) the words that name these copies."""
+        """Returns the copies that peers have requested since the last call and that were found
+        damaged: (n,) their entries, and (n,) the words that name the copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

@@ -173,8 +173,8 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns (n,) how long programs will take to open files[i] more files [s]; infinity if
-        they have just begun, or open none."""
+        """Returns (n,) how long programs will take for their next files[i] opens [s]; infinity if
+        the programs have just begun, or open no files."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)

@@ -35,7 +35,7 @@ from monarch_py.util.file_version import Version
 # plan.
 SEARCHES = 2
 
-# Until the plan's files are known, at most this many accesses are kept.
+# Accesses before the plan's files are known are kept, to be judged later: at most this many.
 EARLY = 1 << 20
 
 

@@ -29,8 +29,9 @@ IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long, because many programs import
 # large packages before they open their first file [s].
 AWAIT_S = 10.0
-# After this time the scan runs without a limit, even while programs read [s]. The comparison of
-# directories with the source (`revalidate`) starts only once the scan is complete.
+# After this time the scan runs without a limit, even while programs read [s]. The scan must not go
+# on forever, because directories are compared with the source (`revalidate`) only once the scan is
+# complete.
 MOST_S = 120.0
 
 

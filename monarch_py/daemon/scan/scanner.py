@@ -184,8 +184,8 @@ class Scanner:
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory. It is then listed before others. Once
-            programs read NAMES subdirectories of one directory, that parent is listed with all its
-            subdirectories
+            programs read NAMES subdirectories of one directory, the directory above them is listed
+            too, with all its subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
