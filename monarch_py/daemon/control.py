@@ -33,10 +33,10 @@ REQUEST_BYTES = 1 << 20
 # How many connections the kernel queues for the daemon. The queue is long, because all ranks of a
 # large job may send a command at once.
 BACKLOG = 1024
-# The thread that accepts connections pauses for this long after a failed accept() [s].
+# After a failed accept(), the thread that accepts connections pauses for this long [s].
 ACCEPT_PAUSE_S = 0.2
-# Commands that only read the daemon's state. They change nothing, so the loop need not wake up for
-# them.
+# Commands that only read the daemon's state. They leave the loop nothing to do, so they do not wake
+# it.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -63,7 +63,7 @@ class Control:
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # The commands that run between two iterations of the loop.
+        # The commands for which the loop pauses between two iterations.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -77,7 +77,7 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
-        # The commands that run at the same time as the loop.
+        # The commands for which the loop does not pause.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -263,14 +263,14 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. It runs at the same time as the loop, because
-        the file system of an open file may hang."""
+        """Returns the files that programs have open. The loop does not wait for this command,
+        because the file system of an open file may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Looks up, at the source, files that the scan has not found yet, and adds them to the
+        """Looks up files at the source that the scan has not found yet, and adds the files to the
         catalog. Returns their entries, with -1 for a path at which there is no file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
@@ -283,9 +283,9 @@ class Control:
             return {"entries": [scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: Request) -> Request:
-        """Compares the requested files and directories with the source, in this order, for at most
-        a second. Drops the copies of files that have changed. Returns the number of entries that
-        were compared, and the files and directories that have changed."""
+        """Compares the requested files and directories with the source, in the order of the
+        request, for at most a second. Drops the copies of files that have changed. Returns the
+        number of entries that were compared, and the files and directories that have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():
             catalog = self._daemon.shared.catalog.reader()

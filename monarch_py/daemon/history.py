@@ -27,7 +27,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval between points at the start [s].
 FIRST_INTERVAL_S = 0.1
-# A thread counts as a reader between two of its opens if the time between them is at most this [s].
+# Between two opens of one thread, the thread counts as a reader if the two are at most this far
+# apart [s].
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -54,10 +55,10 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading: threads that have opened a file since the
-    previous point, and threads that opened none since then but did so before and after. The latter
-    are added to the point afterwards, once their next open is seen. `memory` is the least amount of
-    memory that was available to a RAM tier since the previous point [bytes].
+    is the number of program threads that were reading. A thread counts if it has opened a file
+    since the previous point. A thread also counts if it has opened a file before that point, and
+    opens its next file after this point: it is added to the point once that open is seen. `memory`
+    is the least amount of memory that was available to a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,8 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # The last two points and the new point differ only in their time and memory. The new
-            # point replaces the last one, because two points describe any length of time without a
+            # Nothing but time and memory differs between the last two points and the new one. So
+            # the new point replaces the last one: two points describe any length of time without a
             # change.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
@@ -87,8 +88,9 @@ class History:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Counts each thread that has just opened a file as a reader at all points since its
-        previous open, unless that open was more than LONGEST_READ_S ago."""
+        """A thread that opens a file now has been reading since its previous open. So adds the
+        thread to the readers at all points since that open, unless the open was more than
+        LONGEST_READ_S ago."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

@@ -41,7 +41,8 @@ from monarch_py.util.signals import handle
 
 log = logging.getLogger("monarch.daemon")
 
-# How many descriptors a daemon may have open, if the administrator's limit allows it.
+# A daemon raises its limit on open descriptors to this number, or to the administrator's limit if
+# that is lower.
 DESCRIPTORS = 65536
 # How much of the previous daemon's log is kept [bytes].
 KEPT_LOG = 1 << 20
@@ -101,8 +102,9 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : when the daemon ends by itself. SHARED: with the last of the runs that share it.
-        AUTOSTARTED: when no process has used it for `idle_exit` (see `orphan`). "": never
+    kind : tells when the daemon ends by itself. SHARED: when the last of the runs that share the
+        daemon ends. AUTOSTARTED: when no process has used the daemon for `idle_exit` (see
+        `orphan`). "": never
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -122,15 +124,16 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
-            # Signals that arrive before the daemon is ready are held back until it is ready.
-            # Otherwise a signal could end the daemon during its start, and its tiers would look as
-            # if it had been killed.
+            # Signals that arrive before the daemon is ready are held back until then. Otherwise a
+            # signal could end the daemon during its start, and the tiers would look as if the
+            # daemon had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            # How long the scan waits for a program's first open. If the library has started the
-            # daemon, the program has opened its first file already, so this wait is short.
+            # For this long, the scan waits for a program's first open. This wait is short if the
+            # library has started the daemon, because the program has then opened its first file
+            # already.
             awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
             daemon = _daemon(config, session, startup, awaits_s=awaits_s)
             if kind == AUTOSTARTED and config.idle_exit_s:
@@ -177,9 +180,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """Raises the soft limit on descriptors, because a daemon has a connection for each peer, and
-    the usual limit is chosen for programs that use select(). If the limit cannot be raised, the
-    daemon has fewer connections."""
+    """Raises the soft limit on descriptors. The usual limit is chosen for programs that use
+    select(), and is low for a daemon, which has a connection for each peer. If the limit cannot be
+    raised, the daemon has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:

@@ -21,8 +21,7 @@ from monarch_py.util.processes import own_processes
 # One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
 # `fd`; `fd` is None for a mapping.
 Opened = tuple[dict[str, Any], int, int]
-# The second line of /proc/PID/fdinfo/FD, which holds the open(2) flags of the descriptor in octal
-# digits.
+# The line of /proc/PID/fdinfo/FD with the open(2) flags of the descriptor, in octal digits.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 # How much of /proc/PID/fdinfo/FD is read. The flags are near its beginning; for some kinds of
 # descriptors, long lines follow.
@@ -37,8 +36,8 @@ def _regular_files(
     is_meant : takes the path of a descriptor's file in /proc/PID/fdinfo, and returns whether to
         examine the descriptor
     """
-    # Paths are strings here, because Path objects would take three times as long. A daemon examines
-    # the descriptors of all processes before it serves.
+    # Paths are strings here, because Path objects would take three times as long. The daemon's
+    # start waits for this function, which examines the descriptors of all processes.
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")
@@ -65,7 +64,7 @@ def _may_write(fdinfo: str) -> bool:
 
 
 def _mappings(process: Path) -> Iterator[tuple[int, int]]:
-    """Yields (device, inode) of every file that the process has mapped, each once."""
+    """Yields (device, inode) of every file that the process has mapped, once for each file."""
     try:
         lines = (process / "maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -81,7 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the file for a (device, inode), and whether the source or a copy serves it."""
+    """Finds the catalog's file that a (device, inode) belongs to, and whether that is the file at
+    the source or a copy."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -155,8 +155,8 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    The process may have opened the file before the session began. The library then does not see the
-    process's writes to the file.
+    The daemon must know these files, because the library does not see all writes to them: a process
+    may have opened its file before the session began.
     """
     for process in own_processes():
         for _, status in _regular_files(process, _may_write):

@@ -1,8 +1,8 @@
 """Ends an unused daemon that no command will end.
 
-An `OrphanWatch` ends a daemon in two cases: its `monarch run` was killed before it could end the
-daemon; or its last run has ended, and has left the daemon to processes that still use it. An
-`IdleWatch` ends a daemon that the first program of a job has started (commands/autostart.py).
+An `OrphanWatch` ends a daemon in two cases: the `monarch run` that was to end the daemon was
+killed; or the last run has ended while other processes still used the daemon. An `IdleWatch` ends a
+daemon that the first program of a job has started (commands/autostart.py).
 
 The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
 that is killed. The commands of a killed run go on, and may have started processes that use the
@@ -28,17 +28,18 @@ log = logging.getLogger("monarch.orphan")
 
 # The interval between two checks whether the daemon is used [s].
 LOOK_S = 1.0
-# An `OrphanWatch` ends the daemon once it has been unused for this long, because the next step of a
-# job may begin after a pause [s].
+# An `OrphanWatch` ends a daemon that has been unused for this long [s]. It does not end the daemon
+# earlier, because the next step of a job may begin after a pause.
 UNUSED_S = 5.0
 # An `IdleWatch` makes this many checks in the time that a daemon may stay unused, but at most one
-# check every LOOK_S. A check reads the mappings of all processes of the user, which takes time.
+# check every LOOK_S. More checks would cost too much: a check reads the mappings of all processes
+# of the user.
 LOOKS = 20
 
 
 class _Watch(ABC):
-    """Watches, in a thread of its own, whether the daemon of this process is used, and ends the
-    daemon once it is not."""
+    """Watches, in a thread of its own, whether the daemon of this process is used. Ends an unused
+    daemon."""
 
     def __init__(self, session: SessionDir, unused_s: float, look_s: float) -> None:
         self._session, self._shares = session, Shares(session)
@@ -47,7 +48,7 @@ class _Watch(ABC):
     def begin(self, stop: Callable[[], None]) -> None:
         """Starts the watch.
 
-        stop : ends the daemon; it is called in the watch's thread
+        stop : a function that ends the daemon; it is called in the watch's thread
         """
         watch = threading.Thread(target=self._watch, args=(stop,), name="orphan", daemon=True)
         watch.start()
@@ -85,10 +86,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Takes over from the runs the duty to end this daemon, and records that the last run need
-        not end it. Returns False, and records nothing, if a new run has come. If the result is
-        True, this process keeps the lock `turn` until it ends. So the next run waits for that end
-        before it starts another daemon."""
+        """Records that this watch ends the daemon, and that the last run need not end it. Returns
+        False, and records nothing, if a new run has begun. If the result is True, this process
+        keeps the lock `turn` until it ends. So the next run starts another daemon only after that
+        end."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -104,8 +105,9 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """The watch of a daemon that belongs to the runs that share it. The constructor records
-    (`Shares.note_daemon`) that the daemon belongs to the runs, and raises OSError if that fails."""
+    """The watch of a daemon that several runs share, and that belongs to these runs. The
+    constructor records (`Shares.note_daemon`) that the daemon belongs to the runs, and raises
+    OSError if that fails."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
@@ -120,9 +122,7 @@ class OrphanWatch(_Watch):
         return super()._is_used() or bool(self._jobs.noted())
 
     def _will_end(self) -> None:
-        log.info(
-            "the daemon ends, because its `monarch run` or job has left it and no process uses it"
-        )
+        log.info("the daemon ends, because no `monarch run`, job or process uses it any more")
 
 
 def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
@@ -135,9 +135,9 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """The watch of a daemon that no command ends. A program that begins and ends between two checks
-    is noticed by the files that it has opened. A daemon that makes copies (for `monarch warm`, or a
-    plan) counts as used as well.
+    """The watch of a daemon that no command ends. If a program begins and ends between two checks,
+    the count of opened files shows that the daemon was used. A daemon that makes copies (for
+    `monarch warm`, or a plan) counts as used as well.
 
     idle_s : how long the daemon stays without a user [s]
     """

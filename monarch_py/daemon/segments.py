@@ -21,8 +21,8 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The counters of a client, in the order of the struct's fields.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# At most this many files of each kind (opened, wanted, read to their end) are taken from the
-# clients' bitmaps in one iteration of the loop.
+# Clients mark in three bitmaps which files they have opened, want, or have read to their end. At
+# most this many files are taken from each bitmap in one iteration of the loop.
 TAKEN = 65536
 
 
@@ -92,7 +92,8 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        self.catalog.c.stamped = len(config.tiers) + 1  # the staging area's number + 1
+        # All copies in the staging area are stamped (monarch_stamp). The field is its number + 1.
+        self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
 
@@ -135,9 +136,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes a source to running clients. The source's description was written before this
-        call. The count of sources is written last, so that clients see no source without a
-        description. Ringing the doorbell before this last write acts as a memory barrier.
+        """Publishes a source to running clients. `put_source` has written the source's description.
+        The count of sources is written after it, so that clients see no source without a
+        description. The ring of the doorbell before this last write acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -270,9 +271,9 @@ class Shared:
         relative path). For each file, the value tells whether a program has read so much of it that
         the file is worth a copy.
 
-        stuck : by slot, the ticket of each write that was in progress at the last call; this call
-            updates the dict. If a slot is still being written under the same ticket, its writer
-            counts as dead, and the slot is freed.
+        stuck : the slots that clients were writing at the last call, each with its ticket; this
+            call updates the dict. If a slot still has the same ticket and is not finished, its
+            writer counts as dead, and the slot is freed.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

@@ -43,41 +43,42 @@ from monarch_py.storage.watch import TierWatch
 
 log = logging.getLogger("monarch.daemon")
 
-# How long the loop sleeps unless a client rings the doorbell [ms]. It determines how often switch
-# files and recently changed files are checked, and how often the heartbeat is incremented.
+# How long the loop sleeps unless a client rings the doorbell [ms]. This time determines how often
+# switch files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long
-# because an iteration after a sleep starts with cold processor caches: four iterations a second
-# took a fifth as much processor time as sending files to other nodes.
+# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long,
+# because an iteration after a sleep is expensive: the processor caches are cold. Four such
+# iterations a second took a fifth of the processor time that sending files to other nodes took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long the loop sleeps while anything is filled or checked [ms]. In these iterations the loop
-# adapts the number of concurrent reads to the throughput of the sources. It finds the files that
-# readers wait for, because a waiting reader wakes only the engine. It also counts and records the
-# copies that the engine has published.
+# How long the loop sleeps while anything is filled or checked [ms]. Such an iteration has three
+# duties: to adapt the number of concurrent reads to the throughput of the sources; to find the
+# files that readers wait for, because a waiting reader wakes only the engine; to count and record
+# the copies that the engine has published.
 BUSY_TURN_MS = 50
 # How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
 # loop soon sees what they open.
 FOLLOWING_TURN_MS = 10
-# While the scan waits for a program's first open, the loop checks for that open at this interval,
-# because the open rings no doorbell [ms].
+# While the scan waits for a program's first open, the loop checks for that open at this interval
+# [ms]. The open itself rings no doorbell.
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum in three cases [s]: work is left, fills ahead wait for names from the
 #     scan, or programs follow a plan.
-# REST_BACK, LONG_REST_S : the factor, and the maximum [s], while background fills stand back.
-#     Programs then use all processors and hardly wait for the sources, so an iteration costs them
-#     more than it gains.
+# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
+#     (`Engine.stands_back`). Programs then use all processors and hardly wait for the sources. An
+#     iteration would cost these programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
-# The loop hurries for fills ahead only if programs' opens at the sources take longer than this on
-# average [s]. A local disk answers sooner, and its readers need the processors.
+# Programs wait for the sources if their opens there take longer than this on average [s]. Only then
+# do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
+# programs need the processors more than fills ahead.
 WORTH_HASTE_S = 100e-6
-# Interval between two checks that the session's files still have their names [s].
+# Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
 
 
@@ -160,8 +161,8 @@ class Daemon:
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules. It is made here, because the loop may have no
-        # free descriptor for the import later, and no time for it.
+        # The first call of np.unique imports modules, for which the loop may later have no free
+        # descriptor and no time. So it is made here.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
@@ -180,7 +181,7 @@ class Daemon:
                     problem = f"the daemon has {MAX_SOURCES} sources already"
                     raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
                 self._take_in(source)
-        self._mark_open_for_writing()  # files that programs have opened meanwhile
+        self._mark_open_for_writing()  # files opened for writing since the first call
         log.info("source added: %s", source.path)
         return True
 
@@ -193,8 +194,8 @@ class Daemon:
     def _check_place(self, source: SourceConfig) -> None:
         if self.cluster is not None:
             why = (
-                "daemons of several nodes serve only the sources they were started with; stop and"
-                " start them"
+                "daemons of several nodes serve only the sources that they were started with; stop"
+                " the daemons, and start them again with this source"
             )
             raise SessionError(f"{source.path} cannot be added: {why}")
         for each in self.config.sources:
@@ -258,7 +259,7 @@ class Daemon:
     @contextmanager
     def deciding(self) -> Iterator[None]:
         """Lets one thread at a time decide what is filled, published and dropped. Until the block
-        ends, the engine decides nothing by itself. Raises SessionError if the daemon is ending,
+        ends, the engine orders no fill by itself. Raises SessionError if the daemon is ending,
         because its parts are closed then."""
         with self._lock:
             if self.is_closed:
@@ -331,8 +332,8 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` holds files that programs opened before the catalog knew them. They are filled
-        # only if the configuration says that an open is enough to have a file filled.
+        # `wanted` names files that programs opened before the catalog knew them. These files are
+        # filled only if the configuration says that an open is enough to have a file filled.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -422,9 +423,9 @@ class Daemon:
 
     def _is_lost(self) -> bool:
         """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, the
-        session's clients would miss the changes of processes that can no longer attach. The daemon
-        could not be stopped, and no other daemon could use its tiers."""
+        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, new
+        processes could not attach, and clients would not learn which files those processes change.
+        Nobody could stop the daemon, and no other daemon could use its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -475,7 +476,7 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Returns the answer to `status`. It is computed between two iterations."""
         with self.deciding():
-            # files that programs have opened since the last iteration
+            # so that the answer counts the opens since the last iteration
             self.filler.requests.take_wants()
             if self.filler.collect():  # so that every published copy is counted
                 self.shared.ring()
@@ -503,8 +504,8 @@ class Daemon:
 
     def _end_threads(self) -> int:
         """Ends the threads of the engine, the comparison and the scan. Returns the number of
-        threads that hang in calls to a source that does not answer. These end with the process;
-        until then, the memory and descriptors that they use stay valid."""
+        threads that hang in calls to a source that does not answer. Those threads end with the
+        process. Until then, the memory and descriptors that they use stay valid."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

@@ -28,19 +28,20 @@ from monarch_py.util.signals import handle
 START_LIMIT_S = 60.0
 # Interval between two checks whether the daemon has ended [s].
 END_PAUSE_S = 0.1
-# A daemon whose start has failed must end within this time, or it is killed [s].
+# A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
 # The kinds of daemons, as command-line arguments. SHARED: several runs share the daemon.
 # AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
 SHARED, AUTOSTARTED = "shared", "autostarted"
-# The message on the lifeline to a daemon that is to outlive the process that started it.
+# This message on the lifeline (see StartupInfo) tells a daemon to outlive the process that started
+# it.
 STAY = b"s"
 # Environment variables of the job that the daemon does not get.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 # The beginning of a line that the logger has written.
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-# Signals that end a daemon in good order. A launcher may send several of them, to each process of a
-# step.
+# Signals that end a daemon in good order. A launcher may send more than one of them to each process
+# of a job step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -53,10 +54,10 @@ class StartupInfo:
 
     listener : the socket at which the other nodes' daemons reach this one
     record : the list of the sources' files (`scan.record`), if one node has made it for all
-    lifeline : the read end of a pipe; the daemon ends if the pipe is closed before STAY was
-        received
+    lifeline : the read end of a pipe from the process that starts the daemons. If the pipe is
+        closed before the daemon has read STAY from it, the daemon ends
 
-    began : when the scan for `record` began, on this node's time.monotonic() [s]
+    began : the time.monotonic() of this node at which the scan for `record` began [s]
     """
 
     cluster: Cluster
@@ -77,7 +78,7 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
     working directory away from the daemon, so the path of this package is passed as an argument.
     The daemon multiplies no matrices, so numpy need not start a thread for each processor. The
     garbage collector is off while modules are imported: it would find nothing, and take a tenth of
-    the time."""
+    the start's time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, sys; gc.disable(); sys.path.insert(0, sys.argv.pop(1));"
@@ -94,7 +95,8 @@ def spawn(
     inherits only the descriptors in `startup`. So neither a shell's `wait` nor the reader of a pipe
     waits for the daemon.
 
-    detach : whether the daemon outlives this process, which then does not wait for it
+    detach : whether the daemon is to outlive this process. If so, this process does not wait for
+        the daemon's end
     kind : as in `serve`
 
     Raises SessionError, with the last line that the daemon has written, if the daemon does not

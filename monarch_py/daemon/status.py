@@ -16,8 +16,8 @@ from monarch_py.native import Reason, State
 from monarch_py.storage.tiers import Tier
 
 SCHEMA_VERSION = 1
-# Counters of programs that `status` leaves out: only the daemon uses them, or they are reported in
-# another unit.
+# The programs' counters that `status` leaves out, because only the daemon uses them, or because
+# `status` reports them in another unit.
 NOT_TOLD = ("wait_ns", "source_opens", "source_open_ns")
 
 Counts = Mapping[tuple[int, int], tuple[int, int]]
@@ -125,7 +125,7 @@ def status(
 ) -> dict[str, Any]:
     """Returns the answer to `status`.
 
-    told : the parts `plans`, `ranks` and `ahead`, as returned by their own modules
+    told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have filled
     why : for each configured tier, the reason why it is not used; "" for a tier in use
     evicted : the number of copies that each tier has evicted, by its number
     """

@@ -15,8 +15,8 @@ from monarch_py.native import Kind, State, ffi, lib
 # The number of entries for which a new catalog has room. A dataset of few large files never needs
 # more.
 FIRST_CAPACITY = 4096
-# The factor by which a full catalog grows. With a larger factor, entries are copied less often. But
-# more memory stays unused until the scan ends, and `fit` releases it.
+# The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
+# but more memory stays unused until `fit` releases it at the end of the scan.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -29,7 +29,7 @@ def distinct(ids: Ids) -> Ids:
 
 
 class CatalogReader:
-    """Entries, words and paths of one catalog segment.
+    """Reads the entries, words and paths of one catalog segment.
 
     entries : (count,) structured array over the shared memory, with the fields of
         `struct monarch_entry` in csrc/shared/catalog.h
@@ -68,7 +68,7 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def places(self, ids: Ids) -> list[tuple[int, str]]:
-        """The source and the path, decoded by os.fsdecode, of each of (n,) entries."""
+        """Returns, for each of (n,) entries, its source and its path, decoded by os.fsdecode."""
         rows, memory = self._table[ids], self.segment.memory
         begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
         ends = zip(rows["source"].tolist(), begins, rows["path_len"].tolist(), strict=True)
@@ -104,11 +104,11 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog with the methods of the daemon: it adds entries, sets words, and grows by
-    publishing a larger generation.
+    """The catalog as the daemon writes it. Methods add entries and set words. A full catalog is
+    copied into a larger segment, which is published as the next generation.
 
-    generation : a `uint64_t *`. It is set to the number of each new generation once the
-        generation's segment can be opened
+    generation : a `uint64_t *`, from which clients read the number of the newest generation. The
+        number is set once the segment of that generation can be opened
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
@@ -185,14 +185,15 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. If an old copy is being removed, the word keeps the copy's
-        number. Until the copy is gone, open descriptors of it are recognised by this number.
+        """Makes entries (n,) WANTED. If an old copy of a file is still being removed, the entry's
+        word keeps the number of that copy. Open descriptors of the copy are recognised by this
+        number until the copy is gone.
         """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
-        """Publishes copies: from now on, opens of these files are served by their copies.
+        """Publishes copies. From now on, the copies serve the opens of these files.
 
         ids, words, inodes, sums, made : (n,) entry, new word, inode and checksum of each copy, and
             whether this daemon made the copy

@@ -19,7 +19,7 @@ HAS_CHANGED = (
 # The time limit for an answer [s]. A daemon answers from memory, so after a longer silence it is
 # probably suspended (SIGSTOP). A suspended daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
-# The pause before the next attempt while the daemon's accept queue is full [s].
+# While the daemon's accept queue is full, a command tries again to connect after this pause [s].
 FULL_PAUSE_S = 0.01
 
 
@@ -101,9 +101,9 @@ class DaemonConnection:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether a daemon serves the session, according to the control segment. With `pid`,
-        whether that process does. The segment still says so after the daemon was killed; `runs`
-        asks the daemon itself.
+        """Whether the control segment says that a daemon serves the session. With `pid`, the daemon
+        must be that process. A killed daemon leaves the segment as it was, so the answer may be
+        wrong; `runs` asks the daemon itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)

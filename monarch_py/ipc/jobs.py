@@ -1,7 +1,8 @@
-"""The batch jobs that use a session, so that no job ends the daemon of another one.
+"""Finds the batch jobs that use a session, so that no job ends a daemon that another job needs.
 
 A job is identified by the number that the batch system gives to its processes. `monarch start`
-records the job in the session's directory; a job that only reads is found by its processes.
+records the job in the session's directory. A job that has not run `monarch start` is found by its
+processes, because they have the session's segments mapped.
 """
 
 import os
@@ -14,9 +15,9 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The environment variables that contain a job's number. Where the elements of a job array share one
-# number, the second variable distinguishes the elements. MONARCH_JOB is for all other batch
-# systems.
+# The environment variables that contain a job's number. The elements of a job array may share one
+# number. The second variable of a line then contains the number of the element. Users of other
+# batch systems can set MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -25,8 +26,8 @@ VARIABLES = {
     "FLUX_JOB_ID": "",
     "JOB_ID": "SGE_TASK_ID",
 }
-# Part of the command line of a daemon that `monarch start` or `run` has started
-# (`daemon.starting`).
+# This text is part of the command line of each daemon that `spawn` (daemon/starting.py) has
+# started.
 DAEMON = b"monarch_py.daemon.lifecycle"
 # For this time after its `monarch start` [s], a job counts as running even if it has no process
 # yet: a prolog may start the daemon before the job begins.
@@ -93,7 +94,7 @@ class Jobs:
         self._notes = session.path / "jobs"
 
     def note(self) -> None:
-        """Records that this process's job needs the daemon until `leave`, or until the job ends."""
+        """Records that this process's job needs the daemon until the job calls `leave`, or ends."""
         if job := own_job():
             with suppress(OSError):
                 self._notes.mkdir(mode=0o700, exist_ok=True)

@@ -2,9 +2,9 @@
 
 The library cannot read YAML. So starters (commands/autostart.py) and daemons write a record into
 the session's file `autostart`. The record says whether the configuration requests a daemon, and
-what the sources are. It also names the files and environment variables on which the two depend.
-(csrc/preload/autostart/record.c defines the format.) Jobs with different values of these variables
-have separate records, so that no job replaces the record of another job.
+what the sources are. It also names the files and environment variables on which this information
+depends. Jobs with different values of these variables have separate records in the file, so that no
+job replaces the record of another job. csrc/preload/autostart/record.c defines the format.
 """
 
 import os
@@ -17,15 +17,15 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# ALWAYS: the environment variables on which every configuration depends. HOME: a configuration
-# whose text contains this sign may also depend on the environment variable HOME.
+# ALWAYS: the environment variables on which every configuration depends. HOME: a configuration that
+# contains this sign may also depend on the environment variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# The lines of a record that begin with these words identify the record's setting. A new record
-# replaces the record that has the same setting.
+# The lines of a record that begin with these words are its setting. A new record replaces the old
+# record that has the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
@@ -34,8 +34,8 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
     OSError if the record cannot be written.
 
-    is_alone : whether to remove all other records. A daemon that starts removes them, because it
-        does not know their sources
+    is_alone : whether to remove all other records. A starting daemon does so, because it does not
+        know the sources that other records name
     """
     session = SessionDir.of(config.file)
     session.make()
@@ -67,8 +67,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """Returns the text of the file. The text contains the first record in any case. It contains a
-    further record only if it is then still shorter than MOST_BYTES."""
+    """Returns the text of the file. The first record is always included. A further record is
+    included only if it keeps the text below MOST_BYTES."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

@@ -30,7 +30,8 @@ SAID_BYTES = 8192
 # The longest path of the shared memory directory [bytes]. The staging area is below this directory,
 # and the shared segments have limited room for the area's path.
 MAX_SHM_PATH_BYTES = 180
-# The room that the first catalog occupies, even while it is empty [bytes].
+# The size of the first catalog of a session, which occupies this room even while it is empty
+# [bytes].
 FIRST_CATALOG_BYTES = MIB
 # A file's device and inode number. No other file gets these numbers while the file is open or
 # mapped.
@@ -142,7 +143,8 @@ def hold(path: Path, config: Path | None = None) -> int:
     the lock, raises HeldError, whose text names that process. Raises OSError if the file cannot be
     created.
 
-    config : is written into the file, for processes that find the file locked
+    config : the configuration that this process serves. Its path is written into the lock file,
+        where processes that find the file locked read it
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -152,27 +154,28 @@ def hold(path: Path, config: Path | None = None) -> int:
             said = os.fsdecode(os.pread(fd, SAID_BYTES, 0))
             os.close(fd)
             raise HeldError(said) from error
-        # A holder removes the lock file when it ends. A lock on an unlinked file excludes no
-        # process, so try again with the file that has the name now.
+        # The previous holder may have removed the lock file as it ended. A lock on a removed file
+        # excludes no other process. So try again with the file that has this name now.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
-    with suppress(OSError):  # on a full disk the lock works without this text
+    with suppress(OSError):  # a full disk has no room for this text, but the lock works without it
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(f"process {os.getpid()}\n{config or ''}".strip() + "\n"), 0)
     return fd
 
 
 def holder_of(path: Path) -> HeldError | None:
-    """Returns the holder of a lock file, as /proc/locks shows it; None if no process holds the
-    lock, or if this process cannot see the holder. This function does not try the lock itself,
-    because a daemon that starts at that moment would then find the lock held."""
+    """Returns the holder of a lock file; None if no process holds the lock, or if this process
+    cannot see the holder. The holder is found in /proc/locks. If this function took the lock
+    instead, a daemon that starts at that moment would find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
     except OSError:
         return None
-    # "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF"; the device is not always that of stat(2).
+    # A line is "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF". Its device may differ from the
+    # one that stat(2) returns, so only the inode number is compared.
     held = re.search(rf" FLOCK +ADVISORY +WRITE +(\d+) \S+:{inode} ", locks)
     return HeldError(said) if held and f"process {held[1]}\n" in said else None
 
@@ -288,7 +291,7 @@ def link_session(config_file: Path, served: Path) -> None:
     so, replaces the session directory of `config_file` by a link to the session directory of
     `served`. The preload library follows such a link too. If the two files are the same, only
     removes an earlier link. Raises SessionError if the link cannot be made, or if `config_file` had
-    tiers of its own and their daemon still serves or was killed."""
+    tiers of its own before, and the daemon of those tiers still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -318,8 +321,8 @@ class SessionDir:
         # contains records of struct monarch_change, the first of which is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
-        # Exists from the orderly end of a daemon until the next one starts. While it exists,
-        # processes with the library do not warn that no daemon serves the session.
+        # This file exists from the orderly end of a daemon until the next daemon starts. While it
+        # exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
         # `starts` contains the times at which the preload library has started a daemon. The starter
         # (commands/autostart.py) locks this file. `autostart` contains the records of the
@@ -344,8 +347,8 @@ class SessionDir:
 
     def forget_starts(self) -> None:
         """Forgets the times at which the library has started daemons. Call this when a daemon ends
-        properly. The library starts only a few daemons in ten minutes, because something may kill
-        each of them. After this call it may start daemons again."""
+        properly. The library starts only a few daemons in ten minutes, in case something kills each
+        of them. After this call, the library may start daemons again."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

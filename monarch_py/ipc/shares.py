@@ -1,4 +1,5 @@
-"""Records the runs (`monarch run`) that share a daemon, and whether the last one ends it."""
+"""Records the runs (`monarch run`) that share a daemon, and whether the last run ends the
+daemon."""
 
 import fcntl
 import os
@@ -22,9 +23,9 @@ TURN_LIMIT_S, POLL_S = 60.0, 0.02
 class Shares:
     """Two files of a session, and the locks on them.
 
-    `users` : each run holds a shared lock on this file. The first line names the daemon that the
-    last run must end. It is empty if no run must end a daemon. The other lines name the runs, and
-    the commands that the runs have started.
+    `users` : each run holds a shared lock on this file. The first line of the file names the daemon
+    that the last run must end. This line is empty if the runs leave the daemon running. The other
+    lines name the runs, and the commands that the runs have started.
     `turn` : locked by the process that starts or ends a daemon
 
     If a run is killed, the kernel releases its locks on both files. The constructor raises OSError
@@ -71,7 +72,7 @@ class Shares:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def join(self) -> None:
-        """Makes this process one of the runs."""
+        """Makes this process one of the runs, by a shared lock on `users`."""
         fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def leave(self) -> None:
@@ -89,14 +90,14 @@ class Shares:
         Removes the lines of runs and commands that have ended."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # Write first, and cut the file afterwards. To cut it first would release disk space that
-        # the text needs.
+        # Write first, and cut the file afterwards. A cut before the write would release disk space
+        # that the text needs.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Records a run, or its command. On a full disk the line is lost, but the daemon still sees
-        the processes that are attached."""
+        """Records this run, or the command that it has started. On a full disk the line is lost.
+        The daemon then still finds the processes that have a segment of the session mapped."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 

@@ -1,6 +1,7 @@
 """The 64-bit word of a catalog entry: its state, and where its copy is (csrc/shared/catalog.h).
 
-Each function takes one word or an array of them.
+`make` packs a word. Each of the other functions reads one field, of one word or of an array of
+words.
 """
 
 from typing import Any

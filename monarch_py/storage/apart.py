@@ -1,11 +1,14 @@
 """Creates a directory for short-lived files, in a block group where ext4 creates files quickly.
 
-ext4 puts a new file's inode into the block group of the file's directory. For up to six minutes it
-does not reuse the inode of a removed file. Whenever it creates a file, it steps over all such
-inodes of the group. So if a session's copies were removed a moment ago, the next session's copies
-in the same group cost up to a millisecond of CPU each instead of 0.03 ms. If a directory has the
-flag FS_TOPDIR_FL, ext4 spreads its subdirectories over the disk, by their names. The units of this
-spread are flexible groups, by default some 2 GiB each, so a smaller disk gains nothing.
+ext4 puts the inode of a new file into the block group of the file's directory. It does not reuse
+the inode of a removed file for up to six minutes, and steps over all such inodes of the group
+whenever it creates a file. So if the copies of a session were removed a moment ago, each copy of
+the next session costs up to a millisecond of CPU in the same group, instead of 0.03 ms in another
+group.
+
+If a directory has the flag FS_TOPDIR_FL, ext4 spreads its subdirectories over the disk, by their
+names. It spreads them over flexible groups of some 2 GiB (the default), so nothing is gained on a
+smaller disk.
 """
 
 import fcntl
@@ -15,7 +18,8 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-# From <linux/fs.h>. The numbers state the size of a long, but the kernel reads and writes an int.
+# From <linux/fs.h>. The first two numbers encode the size of a long, but the kernel reads and
+# writes an int.
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL = 0x80086601, 0x40086602, 0x00020000
 
 
@@ -42,8 +46,8 @@ def make_apart(directory: Path) -> None:
 
 
 def spread_subdirectories(directory: Path) -> None:
-    """Has ext4 put each later subdirectory of a directory into another block group. Does nothing on
-    file systems that do not have the flag."""
+    """Sets FS_TOPDIR_FL, so that ext4 puts each later subdirectory of a directory into another
+    block group. Does nothing on file systems without this flag."""
     with suppress(OSError):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -23,7 +23,7 @@ log = logging.getLogger("monarch.keeper")
 # The thread commits a row after at most this time [s]. Until then the row waits for further rows,
 # so that one sync serves many copies.
 BATCH_S = 1.0
-# Suffix of a damaged manifest that was set aside.
+# A damaged manifest is kept under its name and this suffix.
 SET_ASIDE = ".damaged"
 
 
@@ -49,8 +49,9 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # The thread is started before `_open` marks the manifest as in use. If its start failed
-        # after that, nothing would note a clean end.
+        # Start the thread before `_open` marks the manifest as in use. If the start of the thread
+        # failed after the mark, nothing would note a clean end, and the next daemon would have to
+        # check all copies.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -82,7 +83,8 @@ class Keeper:
 
     def _set_aside(self, error: DamagedManifestError) -> None:
         """Renames the damaged manifest, so that somebody can examine it later. Only the latest
-        damaged manifest is kept. Otherwise a disk that damages files would fill up with them."""
+        damaged manifest is kept. Otherwise a disk that damages files would fill up with damaged
+        manifests."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -95,9 +97,9 @@ class Keeper:
         )
 
     def reconcile(self) -> None:
-        """Makes the tier and its manifest agree. Removes copies without a row. Removes rows whose
-        copies are gone, and both rows and copies that do not match or exceed the quota. Tells the
-        tier of copies that were lost."""
+        """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
+        copies are gone. Removes a copy and its row if the two do not match, or if the copy exceeds
+        the quota. Tells the tier how many copies were lost."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -152,8 +154,8 @@ class Keeper:
             self._lock.notify()
 
     def distrust(self) -> None:
-        """Makes the next daemon check all copies. Call this method if the check of some copies has
-        not ended."""
+        """Makes the next daemon check all copies. Call this method at the end of a daemon that has
+        not finished the check of some copies."""
         self._trusted = False
 
     def _work(self) -> None:
@@ -186,7 +188,7 @@ class Keeper:
             self.broken = True
 
     def _end_thread(self) -> None:
-        """Ends the thread, and returns once it has committed the waiting rows."""
+        """Ends the thread. Returns once the thread has committed the waiting rows."""
         with self._lock:
             self._ending = True
             self._lock.notify()

@@ -21,13 +21,14 @@ from monarch_py.native import path_hash
 from monarch_py.util.processes import boot_id
 
 VERSION = 1
-# `number & MASK` turns a signed number of SQLite into the unsigned number with the same 64 bits;
-# `signed` does the reverse.
+# SQLite's integers are signed. `number & MASK` turns one into the unsigned number with the same 64
+# bits; `signed` does the reverse.
 MASK = (1 << 64) - 1
 
-# One copy, as the validation of copies reads it. `hash` is the path's XXH3-64, not yet mixed with
-# the source's number. `source` is a number in Manifest.sources. `copy_ino` is the inode of the copy
-# itself. The manifest does not store this number; `Keeper.reconcile` takes it from the directory.
+# One row, as `Validator` (daemon/scan/scanner.py) reads it. `hash` is the path's XXH3-64, not yet
+# mixed with the source's number. `source` is a number in Manifest.sources. `copy_ino` is the inode
+# of the copy itself. The manifest does not store this number; `Keeper.reconcile` takes it from the
+# directory.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -132,8 +133,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 def refuse_other_files(path: Path) -> None:
     """Refuses a manifest that is not a regular file, or that cannot be read and written. Refuses
-    such a journal too, because SQLite opens the journal by its name. SQLite itself would follow a
-    link, and report a directory or a FIFO as a disk error. Raises DamagedManifestError."""
+    the manifest for a journal of that kind too, because SQLite opens the journal by its name.
+    SQLite itself would follow a link, and report a directory or a FIFO as a disk error. Raises
+    DamagedManifestError."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -167,7 +169,7 @@ class Manifest:
             if version > VERSION:
                 raise TierError(
                     f"{path}: its format is version {version}, but this Monarch knows only"
-                    f" {VERSION}; use a newer Monarch, or remove its copies with `monarch clear`"
+                    f" {VERSION}; use a newer Monarch, or remove the copies with `monarch clear`"
                 )
             if version < 1:
                 raise ValueError(f"version {version}")
@@ -184,24 +186,25 @@ class Manifest:
 
     @property
     def block_size(self) -> int:
-        """Block size of the checksums of all rows [bytes]; 0 if none was set yet."""
+        """The size of the blocks over which the checksums of all rows were computed [bytes]; 0 if
+        it was not set yet."""
         return int(self._meta("block_size") or 0)
 
     def set_block_size(self, value: int) -> None:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Checks every page. Otherwise damage to a page might not be noticed until SQLite writes to
-        the page. Raises DamagedManifestError if a page is damaged."""
+        """Checks every page of the database. Otherwise damage to a page might not be noticed until
+        SQLite writes to the page. Raises DamagedManifestError if a page is damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise DamagedManifestError(self.path, " ".join(found.split()))
 
     def begin_use(self) -> bool:
-        """Notes that a daemon writes here from now on. Returns whether the copies must be checked
-        before they are served: the last daemon did not end cleanly, or the machine has rebooted
-        since."""
+        """Notes that a daemon uses the manifest from now on. Returns whether the copies must be
+        checked before they are served. They must be if the last daemon did not end cleanly, or if
+        the machine has rebooted since then."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")

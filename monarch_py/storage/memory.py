@@ -11,7 +11,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-# Share of a limit on memory that stays free for the job's own growth.
+# This share of each limit on memory stays free for the job's own growth.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
@@ -22,8 +22,8 @@ LOOK_S = 1.0
 
 
 def _read(path: str | Path) -> bytes:
-    """Returns the file's content; nothing if the file cannot be read. Plain system calls are used
-    for speed: while a RAM tier is filled, it reads several files 20 times a second."""
+    """Returns the file's content; nothing if the file cannot be read. The function uses plain
+    system calls for speed: while a RAM tier is filled, it reads several files 20 times a second."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -45,7 +45,8 @@ def _number(path: str) -> int | None:
 
 
 def _stat(text: bytes, key: str) -> int:
-    """The number that follows the key at the beginning of a line; 0 if there is none."""
+    """Returns the number in the line of `text` that begins with `key`; 0 if there is no such
+    line."""
     found = re.search(rb"^%s\s+(\d+)" % key.encode(), text, re.MULTILINE)
     return int(found[1]) if found else 0
 
@@ -68,7 +69,8 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container the path may be outside the mount. Then the mount itself is our group.
+        # In a container, the mount may not contain this path. Our group is then the root of the
+        # mount.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found
@@ -92,8 +94,9 @@ def available_bytes(
     mounts_file: Path = Path("/proc/self/mounts"),
     meminfo_file: Path = Path("/proc/meminfo"),
 ) -> int:
-    """Bytes that may still be written to a tmpfs: the minimum over our memory cgroups and the
-    machine, each less its headroom; never negative."""
+    """Returns how many bytes may still be written to a tmpfs, 0 or more. Each of our memory cgroups
+    and the machine itself set a limit: their free memory less the headroom. The least limit is
+    returned."""
     try:
         groups = _groups(_read(cgroup_file), _read(mounts_file))
     except ValueError:
@@ -107,8 +110,8 @@ def available_bytes(
 
 
 class Memory:
-    """The available bytes. They are read at most once a second, because the kernel may take long to
-    sum up the memory of a cgroup."""
+    """Keeps the result of `available_bytes` for LOOK_S, because the kernel may take long to sum up
+    the memory of a cgroup."""
 
     def __init__(self) -> None:
         self._bytes, self._next_look_s = 0, 0.0

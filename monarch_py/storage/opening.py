@@ -62,8 +62,9 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing. A tier that was clean stays clean.
-        If a tier's copies had to be checked, the next daemon has to check them."""
+        """Ends the keepers of a daemon that has served nothing. If this daemon had to check a
+        tier's copies, the next daemon has to check them instead. All other tiers count as ended
+        cleanly."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()
@@ -72,7 +73,8 @@ class OpenTiers:
     def close(self, *, are_used: bool) -> None:
         """Closes all tiers, and empties the tiers that are not persistent.
 
-        are_used : whether threads that cannot be ended may still use the tiers' directories
+        are_used : whether threads that cannot be ended may still use the descriptors of the tiers'
+            directories
         """
         for keeper in self.keepers.values():
             keeper.end()

@@ -2,8 +2,8 @@
 
 Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
 and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session is in
-monarch-<uid>/staging-<key of the session>. So it can share a mount point with a tier, or with
-another session's staging area.
+monarch-<uid>/staging-<key of the session>. So a staging area can share a mount point with a tier,
+or with the staging area of another session.
 """
 
 import errno
@@ -31,8 +31,8 @@ from monarch_py.util.ownership import Doubt, doubts
 log = logging.getLogger("monarch.tiers")
 
 # Bytes that a copy takes besides its blocks. NAME_BYTES: its name in the directory. ROW_BYTES: its
-# row in the manifest, with a path of typical length. The manifest's size on the disk accounts for
-# longer paths.
+# row in the manifest, with a path of typical length. If paths are longer, the measured size of the
+# manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
 # Room kept free on the file system, whatever the quota is, for manifest and directories [bytes].
 MARGIN_BYTES = 1 << 20
@@ -144,9 +144,10 @@ class Tier:
         directory itself
     config_file : configuration of the daemon that opens the tier; None for a command
     usable : whether new copies may be placed here
-    used_bytes, used_inodes : what the copies take, including copies that are being written
+    used_bytes, used_inodes : the room that the copies occupy, including copies that are being
+        written
     lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none is lost
-    gone : why the directory cannot be trusted any more; "" while it can
+    gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
     """
 
     def __init__(
@@ -157,14 +158,15 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # Copies that took more than their rounded size: copy number -> bytes beyond that size.
+        # The copies that occupy more than their rounded size, by number: the bytes beyond that
+        # size.
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
-        # `_memory_bytes` : the free memory when it was last read. `_next_look_s` : when it is to be
-        # read again. `_filled_bytes` : the bytes filled since the last reading, less the bytes
+        # `_memory_bytes` : the free memory at the last reading. `_next_look_s` : the time of the
+        # next reading. `_filled_bytes` : the bytes filled since the last reading, less the bytes
         # removed.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
-        # The last result of `overhead_bytes`, and when it is to be computed again.
+        # The last result of `overhead_bytes`, and the time from which it is computed again.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -205,8 +207,9 @@ class Tier:
             raise TierError(why_held(self.config.mount_point, error, config_file)) from error
 
     def _least_taken(self) -> int:
-        """Bytes that a file of one byte takes; 0 if that cannot be determined. On a tmpfs with
-        `huge=always` such a file takes a huge page, but statfs(2) reports small blocks."""
+        """Returns how many bytes a file of one byte occupies; 0 if that cannot be determined. On a
+        tmpfs with `huge=always` such a file takes a huge page, but statfs(2) reports small
+        blocks."""
         try:
             fd = os.open(self.copies, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -223,9 +226,9 @@ class Tier:
         """Returns everything in the directory that has the name of a copy, sorted by number, as
         (copies,) of LISTED. Files with other names are not ours.
 
-        is_sound : whether this is a regular file of the user, with one name and a copy's mode.
-            Anything else was not made by Monarch; its reader could hang at a FIFO, or follow a
-            link.
+        is_sound : whether this is a file as Monarch makes it: a regular file of this user, with the
+            mode of a copy and no second name. Anything else must not be opened: a FIFO would block
+            its reader, and a symbolic link leads elsewhere.
         """
         # Use a generator. The memory of a list of a million tuples would stay with the process
         # after the list is freed.
@@ -259,7 +262,7 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:  # a directory is not ours; an empty one is removed
+        except IsADirectoryError:  # Monarch makes no such directory: remove it only if it is empty
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
         except OSError as error:  # the tier is read-only or broken: the room does not come back
@@ -271,8 +274,9 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """A copy number larger than all numbers of earlier daemons: the microseconds since 1970. A
-        daemon counts up from this number, and makes fewer than a million copies a second."""
+        """Returns the number of a daemon's first copy: the microseconds since 1970. The daemon
+        counts up from there, and makes fewer than a million copies a second. So the copies of
+        earlier daemons all have smaller numbers."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -331,8 +335,8 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory_left() - self.reserved_bytes)
-        # If less than a block is free, report no room at all. Even an empty file takes room for its
-        # name, and fills must not be retried on a full disk forever.
+        # If less than a block is free, report no room at all, not even for empty files, whose names
+        # occupy room. Otherwise fills would be retried on a full disk forever.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
@@ -359,7 +363,7 @@ class Tier:
         """Turns the reservations of fills that succeeded into used room.
 
         numbers : (fills,) the number of each copy
-        sizes, taken : (fills,) each copy's size, and what it takes on the tier [bytes]
+        sizes, taken : (fills,) each copy's size, and the room that it occupies on the tier [bytes]
         """
         reserved = self.rounded_all(sizes)
         excess = np.maximum(taken.astype(np.int64) - reserved, 0)
@@ -398,8 +402,8 @@ class Tier:
         self._filled_bytes -= took
 
     def note_full(self) -> None:
-        """Limits the tier to the copies that it has now, because the disk is full before the quota
-        is used up."""
+        """Limits the tier to the total size of its present copies, because the disk is full before
+        the quota is used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
@@ -430,7 +434,10 @@ class Tier:
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Stops placing copies here, and stops using the tier's path."""
+        """Stops placing copies here, and stops using the tier's path.
+
+        why : the reason, a sentence for users
+        """
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:

@@ -1,8 +1,8 @@
 """Watches whether the tiers' paths still lead to the directories that the daemon holds open.
 
-Clients open copies by path. The daemon gives a tier up once the tier's path leads elsewhere, or
-once another user could make it lead elsewhere. The daemon itself uses the directory's descriptor,
-never the path.
+Clients open copies by path, while the daemon itself uses the directory's descriptor. So the daemon
+gives a tier up once the tier's path leads elsewhere, or once another user could make the path lead
+elsewhere.
 """
 
 import threading
@@ -47,7 +47,7 @@ def _why_not_trusted(tier: Tier) -> str:
         return why_gone(tier.config.mount_point)
     try:
         found = doubts(tier.config.mount_point)
-    except OSError:  # perhaps a passing error of the file system: the next check decides
+    except OSError:  # the error may pass: the next check decides
         return ""
     certain = (doubt for doubt in found if doubt.is_certain)
     return next((why_refused(tier.config.mount_point, doubt) for doubt in certain), "")

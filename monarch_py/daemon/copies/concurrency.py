@@ -6,33 +6,33 @@ from dataclasses import dataclass
 
 # The number of concurrent fills at the start.
 FIRST = 8
-# Rates are measured over windows. A window lasts at least WINDOW_S [s]. It goes on until ENOUGH
-# files, or ENOUGH units of UNIT_BYTES [bytes], have arrived per concurrent fill, so that the rate
-# does not depend on chance. Even at a slow source, it ends after LONGEST times WINDOW_S.
+# Rates are measured over windows. A window lasts at least WINDOW_S [s] and at most LONGEST times
+# WINDOW_S. Between these limits, it ends once ENOUGH files, or ENOUGH units of UNIT_BYTES [bytes],
+# have arrived per concurrent fill. With fewer arrivals the rate would depend on chance.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
 # if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# A trial changes the width, which is the number of concurrent fills. A trial that pays is followed
-# at once by a trial in the same direction. After a trial that does not pay, the width is set back,
-# and kept for some windows (the hold). The hold is HOLD windows after the trial of a smaller width.
-# After the trial of a larger width, the hold is twice the last hold, but at most HOLD. An increase
-# that pays sets the hold back to FIRST_HOLD.
+# The width is the number of concurrent fills. A trial is a window with a changed width. If the
+# trial pays, the next trial follows at once, in the same direction. If not, the earlier width is
+# restored, and is kept for some windows: the hold. After the trial of a smaller width, the hold is
+# HOLD windows. After the trial of a larger width, the hold is twice the last hold, but at most
+# HOLD. If a larger width pays, the hold becomes FIRST_HOLD again.
 HOLD, FIRST_HOLD = 40, 4
-# After a decrease because programs waited, the width is kept for this many windows; by then the
-# cause of the wait may be gone.
+# If the width was decreased because programs waited, it is kept for this many windows. After them,
+# the cause of the wait may be gone.
 BACK_HOLD = 10
 # The files per second of a window count only if at least SOME_FILES files arrived in it. The files
 # of two windows are of the same kind if their mean sizes differ by at most the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
 # Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
-# MEMORY_S [s]. If they are late, the width is multiplied by BACK.
+# MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# After IN_VAIN such decreases in a row, the opens are compared with those before the decreases. If
-# the opens still take more than HELPED times as long, the fills are not what makes programs wait,
-# and the decreases are undone.
+# Some decreases do not help. After IN_VAIN decreases in a row, the mean time of opens is compared
+# with the mean before the first of these decreases. If it is still more than HELPED times that
+# mean, it is not the fills that make programs wait. The decreases are then undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : the mean time of fewer opens is not judged.
 # LEAST_S : a mean over less than this time cannot become the least mean [s].
@@ -62,13 +62,12 @@ class Delay:
     time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # The complete means of the last MEMORY_S: (when the mean expires, mean time of an open)
-        # [s].
+        # The complete means of the last MEMORY_S: (time at which the mean expires, mean time of an
+        # open) [s].
         self._least: deque[tuple[float, float]] = deque()
-        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, their time)
+        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, total time)
         self._before = (0, 0.0)
-        # The mean time of the opens that were judged last [s], and whether these opens were on
-        # time.
+        # Of the opens that were judged last: their mean time [s], and whether they were on time.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -81,7 +80,7 @@ class Delay:
         """Whether the opens since the last judgement were late. Fewer than SOME_OPENS opens are not
         judged; they are added to the next judgement.
 
-        opens, open_s : totals so far: the number of opens, and their time [s]
+        opens, open_s : the number of all opens so far, and their total time [s]
         """
         n, took_s = opens - self._before[0], open_s - self._before[1]
         if n < SOME_OPENS:
@@ -94,8 +93,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Returns the least mean time of an open [s]. Until the first mean is complete, it is the
-        mean of the opens so far, or infinity without any open."""
+        """Returns the least mean time of an open [s]. Until the first mean is complete, the result
+        is the mean over the opens so far, or infinity without any open."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -104,8 +103,9 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, which is complete after LEAST_S. Among many means
-        over a shorter time, the least would be a matter of chance."""
+        """Adds opens to the mean in progress, which is complete after LEAST_S. If means were taken
+        over a shorter time, there would be many, and the least of them would be a matter of
+        chance."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -121,11 +121,11 @@ class ReadsInFlight:
     nearly the highest throughput (bytes or files per second). It reduces the width if the fills
     make programs wait for the source.
 
-    Sources differ by orders of magnitude. A source of high latency needs many concurrent reads; at
+    Sources differ by orders of magnitude. A source of high latency needs many concurrent reads. At
     a source that is limited by its bandwidth, more reads only make each other wait. So the width is
-    doubled while that pays and is then kept. Now and then a smaller and a larger width are tried,
-    because the load on a shared source changes. Small files are judged by files per second, because
-    a source spends its time on each file; large files are judged by bytes per second.
+    doubled as long as that pays, and is then kept. Now and then a smaller and a larger width are
+    tried, because the load on a shared source changes. Small files are judged by files per second,
+    because a source spends its time on each file; large files are judged by bytes per second.
 
     least, most : bounds of the width, both included
     """
@@ -136,11 +136,11 @@ class ReadsInFlight:
         self._delay = Delay()
         # The trial in progress, if any: the width before it, and the rates to compare with.
         self._trial: tuple[int, _Rate] | None = None
-        self._down = True  # whether the last trial was a smaller width
+        self._down = True  # whether the last trial was one of a smaller width
         self._hold = FIRST_HOLD
         self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
-        self._backs = 0  # decreases since the last time that programs' waits were usual
-        # The state before the first of these decreases: the width, and the time of an open [s].
+        self._backs = 0  # decreases in a row because opens were late
+        # Before the first of these decreases: the width, and the mean time of an open [s].
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
         self._was_full = True  # whether `is_full` was True all the time since `_since`
@@ -148,8 +148,8 @@ class ReadsInFlight:
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """Returns the width to use from now on.
 
-        is_full : whether more fills are wanted than run now; if not, the rates say nothing about
-            the width
+        is_full : whether more fills are requested than run now. If not, the width does not limit
+            the rates, so the rates say nothing about the width
         """
         self._was_full &= is_full
         if self._since is None:
@@ -186,9 +186,8 @@ class ReadsInFlight:
     def _step_back(self) -> None:
         """Reduces the width because programs wait. In two cases the fills cannot be the cause of
         the wait: the width is the least already, or earlier decreases have not helped. The cause is
-        then a busy machine, or other users of the source. In these cases the least wait is measured
-        anew, so that the present wait counts as usual. Decreases that have not helped are
-        undone."""
+        then a busy machine, or other users of the source. So the least wait is measured anew, after
+        which the present wait counts as usual. Decreases that have not helped are undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -225,7 +224,8 @@ class ReadsInFlight:
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
 
     def _try(self, rate: "_Rate") -> None:
-        """Starts a trial of the next width, to be compared with `rate`."""
+        """Starts a trial of the next smaller or larger width. The trial's rate will be compared
+        with `rate`."""
         wanted = self.width // 2 if self._down else self.width * 2
         wanted = min(max(wanted, self.least), self.most)
         if wanted == self.width:
@@ -254,10 +254,11 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown. If the files are of the same kind as
-        before, this is the larger one of the factors for bytes and for files. Otherwise it is the
-        smaller one of the two: larger files bring more bytes, and smaller files more files, without
-        any gain. If few files arrived, it is the factor for bytes."""
+        """Returns the factor by which the rate has grown since the window `before`. Bytes and files
+        have a factor each. If the files of both windows are of the same kind, the larger factor is
+        returned. Otherwise the smaller one is returned: larger files bring more bytes, and smaller
+        files more files, without any gain. If few files arrived in a window, the factor for bytes
+        is returned."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -18,7 +18,8 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# If a file changes twice within this time, its timestamps may not show the second change [s].
+# If a file changes twice within this time [s], the second change may leave the timestamps as they
+# are.
 TIME_STEP_S = 2.0
 # The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
 # removals are unfinished.
@@ -36,8 +37,8 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # Copies that are recorded only after a second read of the source, by entry: (when the read
-        # is due, tier, row of the manifest).
+        # Copies that are recorded only after a second read of the source, by entry: (time of that
+        # read, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
@@ -48,7 +49,8 @@ class Copies:
         # `_dropping` : the number of removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        # For each tier, the room that comes back when all dropped copies are removed [bytes].
+        # For each tier, the room that dropped copies still occupy, because they are not removed yet
+        # [bytes].
         self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
@@ -72,8 +74,8 @@ class Copies:
 
     def made(self, results: Array) -> Bools:
         """Processes the results (n,) of successful fills and checks. The engine has published
-        nearly all of these copies already. All others are published or dropped here. Returns (n,)
-        whether each copy is published."""
+        nearly all of these copies already. The few other copies are published or dropped here.
+        Returns (n,) whether each copy is published."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -136,7 +138,7 @@ class Copies:
         except OSError as error:
             if not self._is_index_full:
                 log.warning(
-                    "copies cannot be published (%s): programs read their files from the source;"
+                    "copies cannot be published (%s): the source serves the copied files;"
                     " free room in shared memory",
                     error.strerror,
                 )
@@ -148,14 +150,15 @@ class Copies:
     # --- recording ----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
-        """Notes that the file has changed during its fill and may still be changing. Its next copy
-        is kept, in whatever tier, only if a second read of the source gives the same content."""
+        """Notes that the file has changed during its fill and may still be changing. The file's
+        next copy, in whatever tier, is kept only if a second read of the source gives the same
+        content."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
-        """Records copies in the manifests of persistent tiers. If a file changed during its fill or
-        just before it, its copy is recorded only after a second read of the source has given the
-        same content."""
+        """Records copies in the manifests of persistent tiers. A file may have changed during its
+        fill, or just before the fill. Its copy is then recorded only after a second read of the
+        source has given the same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -227,7 +230,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns (n,) whether each of these tiers, given by number, is lost."""
+        """Returns (n,) whether each tier is lost. tiers : (n,) the numbers of the tiers"""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
@@ -277,8 +280,8 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """Processes the result of a removal. A copy that could not be removed still counts against
-        the quota."""
+        """Processes the engine's result of a removal. If the copy could not be removed, it still
+        counts against the quota."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
@@ -291,8 +294,9 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Updates the entry of a file without a copy with the file's present attributes. Returns
-        False if shared memory is full; the source then serves the file for the rest of the session.
+        """Sets the present attributes of a file in the file's entry. The file must have no copy.
+        Returns False if shared memory is full; the source then serves the file for the rest of the
+        session.
 
         fresh : (1,) of dtype ENTRY
         """

@@ -48,7 +48,8 @@ def block_sums(result: Any) -> bytes:
 
 
 def is_passing(result: Any) -> bool:
-    """Whether an order has failed only because the daemon, or the node, had no free descriptor."""
+    """Whether an order has failed only because the daemon, or the whole node, had no free
+    descriptor. The order can then be repeated."""
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
@@ -67,9 +68,9 @@ BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # lower.
 LEAST_FETCHES = 2
 # Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# show whether the sources are fast. Before that, programs' opens show it, if there were at least
-# SOME_OPENS: the sources are fast if the mean open takes less than AT_HAND_S [s]. An open that asks
-# a server takes longer.
+# show whether the sources are fast. Before that, at least SOME_OPENS opens by programs can show it:
+# the sources are fast if the mean open takes less than AT_HAND_S [s]. An open that asks a server
+# takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and their opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -81,8 +82,9 @@ class Engine:
 
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
-    reads_ahead : whether PAGE_IN orders are accepted. Only every second thread does such orders, so
-        that a tier that hangs cannot block all threads. An engine with one thread does none
+    reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
+        Only every second thread does such orders, so that a tier that hangs cannot block all
+        threads. An engine with a single thread accepts none
     packs : the packs from which the threads read small files
     """
 
@@ -98,8 +100,8 @@ class Engine:
         # read.
         self._idle: IdleCores | None = None
         self._spare = 1
-        self._opened = 0, 0.0  # programs' opens, and their time, at the last check
-        self._shares = peer_threads > 0  # whether other nodes wait for this node's fills
+        self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]
+        self._shares = peer_threads > 0  # whether other nodes may wait for this node's fills
         threads = config.copy_threads, self.width, peer_threads
         engine = lib.monarch_engine_start(
             *threads, config.block_size_bytes, shared.clients, shared.fills
@@ -148,13 +150,14 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether background fills yield the processors to programs: the sources are fast, so that
-        programs hardly wait for them, and no processor is idle."""
+        """Whether background fills yield the processors to programs. They do so while no processor
+        is idle and the sources are fast, so that programs hardly wait for the sources."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns (places, 2, MONARCH_LEVELS): the bytes read from each place, and the times taken
-        [ns], as in struct monarch_flow."""
+        """Returns (places, 2, MONARCH_LEVELS): the bytes read from each place, and the time that
+        these reads took [ns], as in struct monarch_flow. A place is all sources together, or one
+        node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -178,13 +181,14 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for (n,) entries. The orders run in this order, but orders for files in use
-        run before orders for other files.
+        """Queues orders for (n,) entries, to run in the sequence of `ids`. But all orders for files
+        in use run before all other orders.
 
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before the source, in this order; -1
-            for none. MONARCH_HAS_IT is added to the number of a node that has the whole file
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, first to
+            last; -1 for none. MONARCH_HAS_IT is added to the number of a node that has the whole
+            file
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
@@ -197,11 +201,12 @@ class Engine:
         self, rooms: list[TierRoom], first_copy: int, meets: int, *, staged_bytes: int = 0
     ) -> None:
         """Lets the engine order fills by itself, for files that a reader waits for and that have no
-        order yet. The engine places them by first fit into `rooms`. Until `end_grant`, no other
-        part may set words of entries that are ABSENT or WANTED, or place anything in these tiers.
+        order yet. The engine places each of these files into the first of `rooms` that can hold it.
+        Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
+        or WANTED, or place anything in these tiers.
 
-        staged_bytes : if positive, the last room is that of the staging area, for files of at most
-            this size [bytes] that this node does not keep
+        staged_bytes : if positive, the last of `rooms` is the room of the staging area. It is for
+            files that this node does not keep and that have at most this size [bytes]
         first_copy : the number of the first copy that the engine makes; the engine may use
             MONARCH_PLACED numbers from this one on
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
@@ -229,7 +234,8 @@ class Engine:
         to Python every file that no call has named. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
-        keeps : (n,) whether this node keeps the file in its tiers; it stages all others
+        keeps : (n,) whether this node keeps the file in its tiers. Files that it does not keep are
+            staged
         """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
@@ -240,8 +246,8 @@ class Engine:
 
     def rest(self, limit_s: float) -> bool:
         """Sleeps for at most limit_s [s]. The sleep ends earlier in two cases: a reader waits for a
-        file that the grant leaves to Python; or a fill ends, and the engine could not publish its
-        copy. Returns whether one of the two has happened since the last call."""
+        file whose fill only Python may order; or a fill has ended, and the engine could not publish
+        its copy. Returns whether one of the two has happened since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -258,8 +264,8 @@ class Engine:
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Divides the demands (reads that a reader waits for) among the ranks: each rank's share of
-        the demands that are served is in proportion to its weight.
+        """Sets the weights of the ranks. The engine serves the demands (reads that a reader waits
+        for) of the ranks in proportion to these weights.
 
         shares : (MONARCH_RANKS,) the weight for each rank number that a demand may name; 0 for a
             number without a rank
@@ -306,9 +312,10 @@ class Engine:
             lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """Returns the limit on concurrent background fetches from peers: the smallest with nearly
-        the highest throughput. While a source is being read, the limit is LEAST_FETCHES: reads of
-        the source take precedence, and files that other nodes hold are cheap to fetch later."""
+        """Returns the limit on concurrent background fetches from peers: the smallest limit with
+        nearly the highest throughput. While a source is being read, the limit is LEAST_FETCHES,
+        because reads of the source take precedence: a file that another node holds is cheap to
+        fetch later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -333,10 +340,10 @@ class Engine:
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may do background fills. Where the sources are fast, programs
-        need the processors more than fills do, so fills use all threads only while a processor is
-        idle. While no processor is idle, one thread fills, to notice when a source is no longer
-        fast. If programs' own opens show that the sources are fast, and no other node waits for
-        fills, even this thread works only part of the time."""
+        need the processors more than fills do. So all threads may fill only while a processor is
+        idle. Otherwise one thread fills, to notice when a source is no longer fast. Even this
+        thread works only part of the time if programs' own opens show that the sources are fast,
+        and no other node waits for fills."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -354,8 +361,8 @@ class Engine:
         lib.monarch_engine_settle(self.c)
 
     def await_results(self, *, is_awaited: bool) -> None:
-        """Tells the engine whether anything in the daemon waits for the results of successful
-        fills. If nothing does, the engine wakes the loop less often."""
+        """Tells the engine whether any part of the daemon waits for the results of successful
+        fills. If none waits, the engine wakes the loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:

@@ -1,12 +1,11 @@
 """Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
-Copies are evicted in the order of their next use, the most distant one first (Lobster's rules of
-reuse count and reuse distance). A copy that is used neither in the rest of this epoch nor in the
-next one counts as used later than all others. Of the files to be fetched ahead, the one used
-soonest gets the room. A copy is evicted for such a file only if the second next use of the file
-comes before the next use of the copy (Lobster's rule of coordination with prefetching;
-`policies.eviction.exchange`). Copies are evicted only under a plan, and only while the coming uses
-are known and a file needs room.
+The copy whose next use is farthest away is evicted first (Lobster's rules of reuse count and reuse
+distance). A copy that is used neither later in this epoch nor in the next epoch counts as farther
+away than all other copies. The room goes to the file to be fetched ahead that is used soonest. A
+copy is evicted for a file only if the file is used twice before the copy is used again (Lobster's
+rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted without a
+plan, while the coming uses are unknown, or while no file needs room.
 """
 
 import math
@@ -29,17 +28,17 @@ from monarch_py.policies.placement import NOWHERE
 # the time.
 LOOK_S, SHARE = 0.1, 0.05
 # The files for which eviction has made room, but whose fill has not begun, have at most this total
-# size [bytes]. A single file may exceed it.
+# size [bytes]. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier
 # for eviction: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# Files that are meant for a tier may lack room there, because files outside the plan, or another
-# user of the file system, occupy it. Once a tier has been short of room for longer than SHORT_S,
-# the files that do not fit are no longer meant for it [s].
+# A plan's files may lack room in the tier that the plan chose for them, because files outside the
+# plan, or other users of the file system, occupy that room. Once a tier has been short of room for
+# longer than SHORT_S [s], the choice is dropped for the files that do not fit.
 SHORT_S = 10.0
-# The computed distances to next uses are out of date if they were requested longer ago than this
-# [s].
+# Distances to next uses are out of date, and are not used, if their computation was requested
+# longer ago than this [s].
 OLD_S = 5.0
 
 Uses = Ints
@@ -113,8 +112,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Only files whose second next use is known get room. If a file is used only in the next
-        # epoch, its second next use is unknown, because the plan does not look beyond that epoch.
+        # Only files whose next two uses are known get room. If a file is used only once until the
+        # end of the next epoch, its second use is unknown, because `foresee` does not look farther.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

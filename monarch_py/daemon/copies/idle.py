@@ -19,8 +19,8 @@ class IdleCores:
         self._has_one = False
 
     def has_one(self, now_s: float) -> bool:
-        """Whether IDLE_CORES processors or more were idle in the last interval; False before the
-        first interval has passed."""
+        """Whether at least IDLE_CORES processors were idle in the last interval of LOOK_S; False
+        until the first interval has passed."""
         if self._looked_at_s is None:
             self._looked_at_s = now_s
         elif now_s - self._looked_at_s >= LOOK_S:

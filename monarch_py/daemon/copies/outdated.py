@@ -39,13 +39,14 @@ class Outdated:
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # By entry: (number of the old copy, the attributes that the entry gets once that copy is
-        # removed).
+        # Entries that wait for new attributes until their old copy is removed, as (number of the
+        # old copy, new attributes).
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares (n,) files and directories with the source, in this order, for at most LIMIT_NS.
-        Returns the result for the entries that were compared within that time, at least for one.
+        """Compares (n,) files and directories with the source, in the order of `ids`, for at most
+        LIMIT_NS. Returns the result for the entries that were compared within that time, at least
+        for one.
         """
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)

@@ -29,7 +29,7 @@ def _open(pack: Path) -> int:
 
 class Packs:
     """The packs that the configuration names. The engine's threads read small files from them. If a
-    pack cannot be used, this class logs it, and the pack's files are read one by one.
+    pack cannot be used, the reason is logged, and the pack's files are read one by one.
 
     engine : struct monarch_engine *
     """

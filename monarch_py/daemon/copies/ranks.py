@@ -33,11 +33,11 @@ MEMORY_S = 0.5
 # MOST_SEARCHED ranks there is no search: each rank gets slices in proportion to its load. A search
 # with many thin slices would find the same.
 SLICES, MOST_SEARCHED = 8, 8
-# Each rank's load counts as at least this share of the mean load. The readers of a rank wait for a
-# bounded time (csrc/preload/fill/demand.c). This time must not run out because other ranks miss
-# more.
+# Each rank's load counts as at least this share of the mean load, so that each rank is served in
+# time. A reader waits for a bounded time only (csrc/preload/fill/demand.c), which must not run out
+# because other ranks have more misses.
 LEAST_LOAD = 0.25
-# The policy takes integers, so loads are given to it in units of 1/PARTS of the largest load.
+# `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
 # A function that returns (ranks of a node,) how much each rank will load next, in any unit; None if
@@ -103,7 +103,7 @@ class Ranks:
         shares = np.zeros_like(self._shares)
         if len(active) > 1:
             found = shares_of(self._loads(active, planned()))
-            # A rank that becomes active before the next prediction gets the share of an average
+            # Until the next prediction, a rank that becomes active gets the share of an average
             # rank.
             shares[1:] = max(1, round(float(found.mean())))
             shares[active] = found

@@ -1,7 +1,7 @@
 """Reads copies in slow tiers into the page cache before a plan's programs open them.
 
-The page cache is used rather than a second copy in a faster tier: the kernel can reclaim the memory
-of the cache, no byte is in memory twice, and each file keeps its one copy.
+A second copy in a faster tier would serve the same purpose. The page cache is used instead, because
+the kernel can reclaim its memory, no byte is in memory twice, and each file has a single copy.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # By entry: whether the copy was paged in since the file was last opened.
+        # By entry: whether the copy is in the page cache, as far as is known: it was paged in, or
+        # filled, since the file was last opened.
         self._brought = np.zeros(0, dtype=bool)
         self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
         self.files = 0
@@ -53,9 +54,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies be paged in: of (n,) files in the order of their use, the first ones
-        that `wants` selects, within the limits MOST_FILES and MOST_BYTES. The engine first does all
-        orders that programs wait for."""
+        """Orders that copies of (n,) files be paged in. `ids` is sorted by the files' next use.
+        Beginning with the first file, those that `wants` selects are ordered, until MOST_FILES or
+        MOST_BYTES is reached. The engine first does all orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -78,9 +79,9 @@ class ReadAhead:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes (n,) files whose fill was ordered or has just ended. The pages of a new copy are in
-        memory already. The caller reports a fill as soon as it is ordered, because programs can
-        open the copy before the fill's result is processed."""
+        """Notes (n,) files whose fill was ordered or has just ended. A fill leaves the pages of the
+        new copy in memory, so the copy need not be paged in. The caller reports a fill as soon as
+        it is ordered, because programs can open the copy before the fill's result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

@@ -1,8 +1,8 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
-Files that a node reads but does not keep lie in this area from their fetch to their use (the
-staging buffer of NoPFS, 2). The area has the highest tier number. No policy places files in it, and
-it has no manifest.
+If a node reads a file but does not keep it, the file's copy lies in this area from its fetch to its
+use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the highest
+tier number. No policy places files in it, and it has no manifest.
 """
 
 import logging
@@ -77,8 +77,8 @@ class Staging:
     """Keeps the staged files in the order of their arrival or last open, and drops copies to make
     room for others. Runs in the daemon's loop and never blocks.
 
-    number : the area's number among the tiers;  tier : the area, or None if there is none; nothing
-        is staged then
+    number : the area's number among the tiers;  tier : the area. Without an area, `tier` is None,
+        and nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
@@ -148,9 +148,9 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies of `bytes_` bytes together, chosen by `NodePolicy.victims`. Among copies
-        with the same next use, and among copies without a known next use, the copy that arrived or
-        was opened longest ago is dropped first."""
+        """Drops copies to free `bytes_` bytes. `NodePolicy.victims` chooses the copies. Among
+        copies with the same next use, and among copies without a known next use, the copy that
+        arrived or was opened longest ago is dropped first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -168,8 +168,8 @@ class Staging:
     # --- no room --------------------------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source, because readers wait, and no copy can be dropped for
-        these files now. When the area changes, the files become ABSENT, so that their next open
+        """Leaves (n,) files to the source, because readers wait for these files, and no copy can be
+        dropped for them now. When the area changes, the files become ABSENT. Their next open then
         requests them again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)

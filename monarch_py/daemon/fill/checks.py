@@ -1,4 +1,4 @@
-"""Adopts copies of earlier sessions, after a check if they may be damaged."""
+"""Adopts copies of earlier sessions. Copies that may be damaged are checked first."""
 
 import logging
 import time
@@ -36,9 +36,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts the copies of earlier sessions that the scan has found to match their files. If
-        the copies of a tier must be checked, each of them is published once its check has
-        succeeded. All other copies are published at once."""
+        """Adopts the copies of earlier sessions that match the files that the scan has found. If a
+        tier's copies must be checked, each copy is published once its check has succeeded. The
+        copies of other tiers are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))

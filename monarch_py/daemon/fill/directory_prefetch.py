@@ -1,9 +1,9 @@
 """`prefetch: auto`: once programs read through a directory, fills its other files ahead of time.
 
 In a cluster, each file has a home, which is the node that reads the file from the source for all
-nodes. Each node first fills the files that have their home on it. It fetches all other files only
-while a processor is idle, so that no program is slowed down. These fetches are not urgent, because
-a fetch from a node that has a copy is fast.
+nodes. Each node first fills the files that have their home on it. It fetches the files of other
+nodes only while a processor is idle, so that no program is slowed down. These fetches can wait,
+because a fetch from a node that has a copy is fast at any time.
 """
 
 import os
@@ -22,21 +22,21 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled once NAMES of its files were read to their end. All subdirectories of a
-# directory are filled once files were read to their end in, or anywhere below, NAMES of them.
+# directory are filled once NAMES of them contain, at any depth, a file that was read to its end.
 NAMES = 4
-# Of the files read to their end between two iterations, at most this many are examined; a few are
-# enough to recognise the directory that programs read.
+# Between two iterations, programs may read many files to their end. At most this many of these
+# files are examined: a few are enough to recognise the directory that programs read.
 LOOKS = 64
 # At most this many prefetched files are queued or being filled.
 QUEUE = 4096
 # At most this many entries of the catalog are examined in one iteration.
 ENTRIES = 65536
-# When unused copies are dropped, at least this much room is freed, so that copies need not be
-# dropped for every single file [bytes].
+# When unused copies are dropped, at least this much room is freed [bytes]. Copies then need not be
+# dropped for every single file.
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
-# For this long after an open, programs are expected to use more of the prefetched files [s].
+# For this long after an open, the next opens of prefetched files are expected [s].
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.
@@ -133,7 +133,7 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether other parts of the daemon need `follow_opens` anyway.
+        # Whether another part of the daemon had set `follow_opens` before. If so, it stays set.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -156,8 +156,9 @@ class DirectoryPrefetch:
         """Notes what programs have done since the last iteration.
 
         opened : (n,) files that they have opened
-        unmet : (m,) files that programs opened before the catalog knew them. Their reads were not
-            observed; the small ones among these files count as read to their end
+        unmet : (m,) files that programs opened before the catalog knew them. It is not known how
+            much of these files was read, so only the small files among them count as read to their
+            end
         """
         if not self.is_on:
             return
@@ -217,8 +218,9 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next of the found files, (n,), as far as the limit on unused files allows.
-        Skips a file that is larger than the whole limit: it is filled when a program opens it."""
+        """Returns the next (n,) of the found files, as many as the limit on unused files allows.
+        Skips a file that is larger than the whole limit; that file is filled when a program opens
+        it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -255,7 +257,7 @@ class DirectoryPrefetch:
 
     def _find(self, most: int, home: _Home) -> bool:
         """Examines further entries of the catalog until `most` files are ready to be ordered, but
-        at most ENTRIES entries. Returns whether it has stopped at ENTRIES."""
+        at most ENTRIES entries. Returns whether the search has ended because of ENTRIES."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -285,13 +287,13 @@ class DirectoryPrefetch:
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for (n,) files that programs use and that have no room: drops copies that no
         program has used, beginning with those that come last in the catalog. Returns the files for
-        which there will be room. From then on nothing is prefetched, because the tiers have no room
-        for it.
+        which there will be room. After copies were dropped, nothing more is prefetched, because the
+        tiers have no room for it.
 
         A file gets this room only when it is used for the second time, because its first use does
-        not show which files the program reads. A program that reads all files once an epoch will
-        still use the prefetched copies, so these should stay. A program that reads only a part of
-        the files returns to that part, so the unused copies can be dropped.
+        not show which files the program reads. If the program reads all files once an epoch, it
+        will still use the prefetched copies, so they should stay. If it reads only a part of the
+        files, it returns to that part, so the unused copies can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]

@@ -33,7 +33,7 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # Files whose fill is postponed: those in use, and those to be filled ahead.
+        # Files whose fill is postponed: files in use, and files to be filled ahead.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
@@ -56,7 +56,7 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Other users have filled the file system for now, so a retry would not fit either.
+            # Other users have filled the file system, so a retry would find no room either.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -75,9 +75,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a fill that has failed because the daemon had no free descriptor. Meanwhile,
-        the source serves the file if programs use it. A file to be filled ahead stays WANTED, so
-        that the command that requested it keeps waiting, or can cancel it."""
+        """Postpones a fill that has failed because the daemon had no free descriptor. A file in use
+        is served by the source meanwhile. A file to be filled ahead stays WANTED. So the command
+        that has requested the file goes on waiting for it, and can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",
@@ -111,9 +111,8 @@ class FailedFills:
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Retries the fill of a file that differs from what the scan saw, or that has changed
-        during its fill. The file is left to the source after TRIES tries, or if its path no longer
-        names a file."""
+        """Retries the fill of a file that has changed since the scan, or during its fill. The file
+        is left to the source after TRIES tries, or if its path no longer names a file."""
         catalog = self._shared.catalog
         self._tries[entry] = self._tries.get(entry, 0) + 1
         self._copies.doubt(entry)

@@ -29,21 +29,22 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.filler")
 
-# The engine has at most this many orders at a time of each kind: fills from sources for files in
-# use, fills from peers for files in use, and orders for other files. With so many, its threads
-# never wait for Python. An order takes about 500 bytes, so a million orders would take much memory.
+# There are three kinds of orders: fills from sources for files in use, fills from peers for files
+# in use, and orders for other files. The engine has at most this many orders of each kind at a
+# time. These are enough for its threads never to wait for Python. More orders would only take
+# memory, about 500 bytes each.
 ORDERS = 2048
-# The total size of the background fills that the engine has at a time is limited to this, because
-# their room is reserved already [bytes].
+# The background fills that the engine has at a time have at most this total size [bytes]. The limit
+# is low, because room is reserved for a fill as soon as it is ordered.
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered whatever their size, so that a thread that ends a fill
 # can begin another one.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# If a node's tiers have had no room for this long, other nodes keep the files that the node should
-# keep [s].
+# If a node's tiers have had no room for this long [s], the files that the node should keep are
+# passed on to other nodes.
 LACKS_S = 1.0
-# The engine is granted room for this long after the last order for a fill [s].
+# For this long after the last order for a fill, the engine is granted room [s].
 GRANTED_S = 2.0
 
 
@@ -57,28 +58,29 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """`scanner.tiers` holds the configured tiers, then the staging area's tier, or None without
-        a staging area."""
+        """`scanner.tiers` must be the configured tiers, followed by the tier of the staging area,
+        or by None if there is no staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over descriptors of files up to handed_bytes. They do so only if a single
-        # open is enough to have a file filled.
+        # Programs hand over descriptors of files of at most `handed_bytes`. This value is 0, so
+        # that they hand over none, unless a single open is enough to have a file filled.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Returns the time until the next use of each file [s]; infinity where that is not known.
+        # `PlanManager` replaces this function. It returns the time until the next use of each file
+        # [s]; infinity where that is not known.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
-        # Drops copies to make room for files that programs use. Returns the files for which there
-        # will be room.
+        # `DirectoryPrefetch` replaces the next two functions. The first drops copies to make room
+        # for files that programs use, and returns the files for which there will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # Returns those of the given files that `prefetch: auto` has requested.
+        # The second returns those files among `ids` that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -91,13 +93,13 @@ class Filler:
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
-        # The tiers on the catalog's file system. In these tiers, `rooms` leaves room for the
-        # catalog.
+        # The tiers that lie on the same file system as the catalog. In these tiers, `rooms` keeps
+        # room for the catalog.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When files that this node should keep were last refused for lack of room [s], and when the
-        # present series of such refusals began [s].
+        # The time at which this node last had no room for files that it should keep [s], and the
+        # time at which this lack of room began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         # Copies with smaller numbers were made by earlier daemons.
@@ -115,7 +117,7 @@ class Filler:
 
     def begin_turn(self) -> None:
         """Ends the engine's grant, and registers the orders that the engine has made under it.
-        Until `end_turn`, only Python decides."""
+        Until `end_turn`, the engine orders no fill by itself."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -145,7 +147,7 @@ class Filler:
     def _staged_bytes(self) -> int:
         """Returns the largest size of a file that the engine may stage by itself [bytes]. A larger
         file is left to the filler, which may choose the source for it. Returns 0 while files wait
-        for room, because they have the first claim to it."""
+        for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()
@@ -172,14 +174,15 @@ class Filler:
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
             # Some of the orders that ask a peer read the source in the end, because the peer is
-            # lost or the source is faster. So the sum of both kinds has a limit as well.
+            # lost or the source is faster. So there is also a limit on all orders for files in use
+            # together.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or descriptors, nothing is filled ahead: such a fill would have
-        # to wait as well.
+        # While files wait for room or for descriptors, nothing is filled ahead, because a fill
+        # ahead would have to wait as well.
         is_short = self.requests.has_put_off or len(self.failed) > 0
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -191,8 +194,8 @@ class Filler:
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
-        """Leaves requested files to the source until it is known which node keeps which file,
-        because readers must not wait until then."""
+        """Leaves requested files to the source. It is not known yet which node keeps which file,
+        and readers must not wait until it is known."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -239,12 +242,12 @@ class Filler:
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
-        """Orders fills of (n,) files that a plan needs next, in this order. Returns the files that
-        stay ABSENT because they have no room. If a file that was to be staged has no room, all
-        later files to be staged stay ABSENT too.
+        """Orders fills of (n,) files that a plan needs next, in the order of `ids`. Returns the
+        files that stay ABSENT because they have no room. If a file that was to be staged has no
+        room, all later files to be staged stay ABSENT too.
 
-        horizon : a copy may be dropped to make room for files to be staged if its next use is at
-            least this many files away
+        horizon : to make room for files to be staged, a copy may be dropped if its own next use is
+            at least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -252,8 +255,8 @@ class Filler:
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
         """Orders a fill of each WANTED file among (n,) files. Returns the number of orders. A file
-        that is named twice is filled once. Of two copies only one would be published, and the other
-        one would occupy room."""
+        that `ids` names twice is filled once, because a second copy would not be published, but
+        would occupy room."""
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
@@ -278,9 +281,10 @@ class Filler:
         return self._nowhere(ids[nowhere], in_use=in_use), ordered
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
-        """Orders fills into the staging area for files without a place in the tiers. Returns the
+        """Orders fills into the staging area, for files that have no place in a tier. Returns the
         number of orders. A file that is neither in use nor needed by a plan is skipped, because its
-        copy would be dropped again before its use; it is staged when a program opens it."""
+        copy would be dropped again before its use. Such a file is staged when a program opens
+        it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -291,8 +295,8 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # All files after the first one without room wait too. Otherwise smaller files would
-            # keep taking the room that a large file needs.
+            # If a file has no room, all files after it wait too. Otherwise later, smaller files
+            # would always take the room that a large file needs.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -330,10 +334,9 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of the tiers, from which the policy chooses. Until the number of
-        files is known, a tier on the catalog's file system leaves room for the catalog to grow: a
-        file without an entry gets no help at all, while a file without a copy is only read more
-        slowly."""
+        """Returns the free room of the tiers, from which the policy chooses. Until the scan has
+        ended, a tier on the catalog's file system keeps room for the catalog to grow. The catalog
+        comes first, because a file without an entry can never get a copy."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -344,8 +347,8 @@ class Filler:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
         copies may be dropped for a file, the file waits for the room of these copies. (Copies of
         datasets that are not configured are dropped first.) All other files are staged. Without a
-        staging area, the source serves them at once, because readers wait; their fills are retried
-        when no fill runs any more."""
+        staging area, the source serves these files at once, because readers wait for them. Their
+        fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -362,8 +365,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # These files were to be prefetched because programs read other files of their
-            # directory, but files in use have taken the room. Their own opens request them again.
+            # `prefetch: auto` has requested these files, but files in use have taken the room. The
+            # files are requested again when programs open them.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -388,8 +391,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # Other nodes' files that have no copy here yet are given up too, because their copies would
-        # occupy the room again.
+        # This node also gives up files of other nodes that have no copy here yet. Otherwise their
+        # copies would occupy the room again.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -400,9 +403,9 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have found no room for LACKS_S. A shorter lack of room means nothing:
-        running fills are counted twice, as reserved and as used on the disk, and memory may be
-        short for a moment."""
+        """Whether files have found no room for LACKS_S. A shorter lack of room means nothing. A
+        running fill is counted twice for a while, as reserved room and as room used on the disk.
+        Memory may also be short for a moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -412,8 +415,8 @@ class Filler:
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Processes the engine's results, and retries the files that had no room. Returns whether
-        there were any results."""
+        """Processes the engine's results, and retries files that had no room. Returns whether the
+        engine had any results."""
         unstaged = found = False
         for results in self.engine.results():
             found = True
@@ -438,7 +441,7 @@ class Filler:
         if unstaged:
             self.staging.let_in()
         # Files that wait for room are retried when all removals are done. The staging area drops
-        # copies all the time, so files are also retried whenever a copy was removed from it.
+        # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
         # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
@@ -473,9 +476,9 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Retries files that found no room while fills were running. There may be room now: a
-        running fill is counted twice, as reserved and as used on the disk, and a failed fill takes
-        no room. Files that fit now become WANTED."""
+        """Retries files that found no room while fills were running. There may be room now, for two
+        reasons: a running fill was counted twice, as reserved room and as room used on the disk; a
+        failed fill has freed its room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
@@ -490,8 +493,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested, except fills that have begun and files
-        that a program or another command wants. Returns how many files were cancelled.
+        """Cancels the fills that a command has requested. Exceptions are fills that have begun, and
+        files that a program or another command wants. Returns how many files were cancelled.
 
         ticket : names the command
         """

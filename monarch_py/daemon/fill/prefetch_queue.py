@@ -13,8 +13,8 @@ MEETS = 65536
 
 
 class PrefetchQueue:
-    """The files to be filled ahead: first those that `warm` names, in the order of the commands;
-    then, with `prefetch: eager`, those that the scan finds.
+    """The files to be filled ahead. Files that `monarch warm` commands name come first, in the
+    order of the commands. With `prefetch: eager`, the files that the scan finds follow.
 
     eager : whether the configuration says `prefetch: eager`
     entries_met : how many entries of the catalog `meet` has returned so far
@@ -22,8 +22,8 @@ class PrefetchQueue:
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # The elements of both queues are (ticket, files). The ticket is that of the command that
-        # requested the files; "" without a command.
+        # The elements of both queues are (ticket, files). The ticket names the command that has
+        # requested the files; it is "" if no command has.
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
         # Files that `next` has handed out and whose fill has not ended: they are still WANTED or
@@ -80,8 +80,8 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Forgets files that were handed out and have a copy now, or will not get one. Returns the
-        (n,) files that were handed out and are still open.
+        """Forgets the files that `next` has handed out and whose fill has ended, with or without a
+        copy. Returns the (n,) other files that were handed out.
 
         is_open : tells which of (m,) files are WANTED or FILLING
         """
@@ -98,8 +98,8 @@ class PrefetchQueue:
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket. Returns (n,) the files that were queued, and the files
-        that were handed out and whose fill has not ended."""
+        """Removes the files of a ticket. Returns these files, (n,): those that were queued, and
+        those that were handed out and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]

@@ -12,11 +12,11 @@ from monarch_py.ipc import word
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import Kind, Reason, State, ffi, lib
 
-# These are plain integers, because each comparison with a member of an enumeration costs Python a
-# call and an exception.
+# Plain integers, because each comparison with a member of an enumeration costs Python a call and an
+# exception.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# The bits of a demand that hold its entry (see monarch_demand_entry in catalog.h).
+# A demand is a number. These bits of it name the entry (see monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
@@ -62,9 +62,10 @@ class FillRequests:
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts the WANTED files for which readers wait into the queue that is served first. Some of
-        them may have been queued only to be filled ahead. The daemon does not know of an open if
-        `prefetch` is `none`, or if the open came before the file became WANTED."""
+        """Puts the WANTED files for which readers wait into the queue that is served first. Without
+        this call, such a file might be queued only to be filled ahead, behind many others. The
+        daemon learns of the reader by no other way if `prefetch` is `none`, or if the open came
+        before the file became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -78,13 +79,13 @@ class FillRequests:
 
     def next_awaited(self) -> Ids:
         """Returns (n,) files that readers wait for, and that come before all others; an empty array
-        if no reader waits. These files are few, because each waiting reader holds one of a fixed
+        if no reader waits. These files are few, because each waiting reader occupies one of a fixed
         number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Makes files that programs use WANTED, and queues them in this order. Entries that are not
-        files, have a copy, are being filled, or are BYPASS are left unchanged."""
+        """Makes files that programs use WANTED, and queues them in the order of `ids`. Entries that
+        are not files, have a copy, are being filled, or are BYPASS stay unchanged."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -94,9 +95,9 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
-        """Sorts files that programs use into two queues: from the sources, and from peers. With a
-        single queue, two nodes that fill from each other could deadlock, once each has its maximum
-        of orders that wait for the other.
+        """Divides the files that programs use between two queues: files from the sources, and files
+        from peers. With a single queue, two nodes that fill from each other could deadlock: each
+        node would have its maximum of orders, and all of these would wait for the other node.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -129,11 +130,11 @@ class FillRequests:
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
-        """Makes the files of a command WANTED, and queues them in this order behind those that
-        programs use; files of a pack are queued in the pack's order. Files that had no room before,
-        or whose fill has failed before, are queued again. Files that are being filled for another
-        command are recorded under this command's ticket too. Returns how many of the command's
-        files are to get a copy."""
+        """Makes the files of a command WANTED, and queues them in the order of `ids`, behind the
+        files that programs use. Files of a pack are queued in the order of the pack. Files that had
+        no room before, or whose fill has failed before, are queued again. A file that is being
+        filled for another command is also recorded under this command's ticket. Returns how many of
+        the command's files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -160,8 +161,8 @@ class FillRequests:
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels what a command has requested, except files that a program or another command
-        wants too. Returns how many queued files were cancelled, and the (n,) files whose fill is
-        ordered already. The caller must have the engine cancel these fills."""
+        wants too. Returns how many queued files were cancelled. Also returns the (n,) files whose
+        fill was ordered already; the caller must have the engine cancel their fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):

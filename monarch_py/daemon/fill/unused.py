@@ -19,7 +19,7 @@ BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : it was prefetched and is unused.  READ : programs have read it.
 # REFUSED : it had no room in an earlier use.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# Opens of a file within this time count as one use of the file [s].
+# Opens of a file within this time after its first open belong to the same use of the file [s].
 ONE_USE_S = 1.0
 
 
@@ -96,7 +96,8 @@ class UnusedPrefetch:
             self._marks[ids] |= REFUSED
 
     def settle(self) -> int:
-        """Forgets files that will get no copy. Returns how many are queued or being filled."""
+        """Forgets files that will get no copy. Returns how many other files are still queued or
+        being filled."""
         states = self.shared.catalog.states(self._under_way)
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]

@@ -10,10 +10,10 @@ from monarch_py.peers.queries import ask
 from monarch_py.peers.status import PeerStatus, Unreachable
 
 # The time limit for the answer of one node [s]. A daemon answers between two iterations of its
-# loop, so an iteration may delay its answer.
+# loop, so a long iteration delays the answer.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time. The number is so large that the answer for all nodes
-# meets its time limit (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. So many are asked that even if a thousand nodes are
+# off, the command gets its answer in time (ANSWER_LIMIT_S in ipc/connection.py).
 MOST_AT_A_TIME = 256
 
 WHY = {

@@ -1,7 +1,7 @@
 """Decides which node keeps each file, and which nodes a fill asks for it.
 
-The nodes do not negotiate this. Every node computes the same answer from the catalog and the nodes'
-quotas, which every daemon received at its start (policies/rendezvous.py).
+The nodes do not negotiate. Every daemon received the quotas of all nodes at its start. From these
+quotas and the catalog, every node computes the same answer (policies/rendezvous.py).
 """
 
 import logging
@@ -33,20 +33,20 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 log = logging.getLogger("monarch.nodes")
 
 # Readers wait until this node knows which node keeps which file, but at most until this time after
-# the daemon's start [s]. Unless a node scans by itself, all nodes have this knowledge within
+# the daemon's start [s]. If one node has scanned for all nodes, they all have this knowledge within
 # START_LIMIT_S of each other.
 START_LIMIT_S = 1.0
 # While this node scans by itself, background requests of other nodes (requests that no reader waits
-# for) wait, but at most until this time after the daemon's start [s]. Otherwise the other nodes
-# would read this node's files from the source themselves. While a plan is being placed, background
-# requests wait without this limit.
+# for) wait, but at most until this time after the daemon's start [s]. If these requests did not
+# wait, the other nodes would read this node's files from the source themselves. While a plan is
+# being placed, background requests wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
     """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes].
-    The room is less than the quotas by a margin, so that an owner really has room for all files
-    that it owns."""
+    The room of a node is a bit less than its quotas. So an owner really has room for all files that
+    it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
@@ -78,13 +78,14 @@ class Nodes:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # `_has_passed_on` : by entry, whether this node has passed the file on for lack of room.
+        # `_has_passed_on` : by entry, whether this node owned the file and has passed it on for
+        #     lack of room.
         # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and how
         # many it has taken over from them.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
-        self.is_decided = False  # whether the owners were chosen from the catalog
+        self.is_decided = False  # whether the catalog's files have their owners
         # Whether the placement of a plan's files is still to come, see `follow`.
         self.awaits_plan = False
 
@@ -102,8 +103,9 @@ class Nodes:
     @property
     def _patience(self) -> int:
         """Returns which requests of other nodes wait until it is known what this node keeps.
-        Another node may know its files earlier, and then starts to fetch ahead. If its requests did
-        not wait, it would read this node's files from the source itself."""
+        Another node may know earlier which node keeps which file, and then begins to fetch ahead.
+        If its requests did not wait here, it would read this node's files from the source
+        itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -128,7 +130,7 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Adopts the placement that a plan gives (n,) entries, see `NodePolicy.follow`."""
+        """Adopts the placement that a plan has chosen for (n,) entries, see `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
@@ -138,10 +140,10 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Of (n,) files for which this node has no room, passes on those that it owns. The new
-        owner of such a file is the next node, if there is one, in the file's order of nodes
-        (`rendezvous.next_nodes`). Peers that ask this node for the file are redirected to its new
-        owner."""
+        """Passes on those of (n,) files that this node owns, because it has no room for them. The
+        hash of each file puts the nodes into an order (`rendezvous.next_nodes`). The next node in
+        this order, if there is one, becomes the file's owner. Peers that ask this node for the file
+        are redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -161,8 +163,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on, because the nodes that precede it in
-        each file's order of nodes have no room."""
+        """Notes (n,) files that this node owns from now on. The nodes that come before it in each
+        file's order of nodes (see `pass_on`) have no room for the file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -177,14 +179,14 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns (n, MONARCH_ASKED) the nodes that a fill asks for each file, see
+        """Returns (n, MONARCH_ASKED) the nodes that the fill of each file asks, see
         `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
         """Assigns all files of the catalog to owners. The catalog and the quotas alone determine
-        the result, so that every node computes the same owners. A file's hash chooses its owner; if
-        that node is full, the next node with room owns the file."""
+        the result, so that every node computes the same owners. The hash of a file puts the nodes
+        into an order. The first of these nodes that has room owns the file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(
@@ -208,8 +210,8 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Assigns files that were found later, by their hashes alone. Nodes may find them in
-        different orders, so the result must not depend on the room that is left."""
+        """Assigns files that were found later, by their hashes alone. Nodes may find these files in
+        different orders, so the result must not depend on how much room is left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
@@ -222,8 +224,8 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server which nodes keep (n,) entries. Tells the engine too, for the orders
-        that the engine makes by itself."""
+        """Tells the peer server and the engine which nodes keep (n,) entries. The engine needs this
+        for the orders that it makes by itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

@@ -1,9 +1,9 @@
-"""Tracks which node has the whole of which file, and chooses a node or the source for each fill.
+"""Tracks which nodes have which files completely, and chooses a node or the source for each fill.
 
-Only the owner of a file reads its first copy from the source. So a fill can choose between a node
-and the source (NoPFS 4) only if a node is known to have the whole file. A node is known to have it
-in two cases: the node has sent the whole file before, or all nodes are past the file's first use in
-a plan.
+A fill can use the faster of a node and the source (section 4 of the NoPFS paper). But the first
+copy of a file must be read from the source by the file's owner. So a fill has this choice only if
+some node is known to have the whole file already. This is known in two cases: the node has sent the
+whole file before, or all nodes are past the file's first use in a plan.
 """
 
 import math
@@ -25,11 +25,11 @@ from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. If only one peer is asked, it gets two thirds of the threads. The other threads are kept for
+# time. If only one peer is asked, two thirds of the threads may ask it. The last third is kept for
 # the peer that is asked next (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
-# How long a result of `RouteChooser.sure_bytes` is used [s].
+# For this long, a result of `RouteChooser.sure_bytes` is used again [s].
 SURE_S = 0.2
 
 Asked = Int32s
@@ -38,9 +38,9 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether fills use the faster of a node and the source. If not, they use the nodes that
-        have the file, as long as the nodes answer
-    chosen : how many fills were sent to the source so far although a node has the file
+    chooses : whether fills use the faster of a node and the source. If not, fills use the nodes
+        that have the file, as long as these nodes answer
+    chosen : how many fills have read the source so far although a node has the file
     """
 
     def __init__(
@@ -96,10 +96,11 @@ class RouteChooser:
     # --- the choice -----------------------------------------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses for each file between the source and a node that is known to have it. The source
-        is compared with the node that would be asked first. Changes `asked`, (n, MONARCH_ASKED)
-        nodes: a file that is to come from the source asks no node, and nodes that have the whole
-        file are marked for the engine.
+        """Chooses between the source and a node, for each file that a node is known to have. The
+        source is compared with the node that would be asked first. The result is written into
+        `asked`, the nodes that each fill asks, (n, MONARCH_ASKED): a file that is to come from the
+        source asks no node, and MONARCH_HAS_IT is added to the number of a node that has the whole
+        file.
 
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
@@ -111,8 +112,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns the size up to which `choose` takes a node, and not the source, for every file
-        that is needed at once [bytes]."""
+        """Returns a size [bytes]. If a file is not larger and is needed at once, `choose` takes a
+        node that has the file, and never the source."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S
@@ -123,7 +124,7 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # How many peers are asked at once. They share the threads (schedule.c).
+        # The number of peers that are asked now. These peers share the threads (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

@@ -80,16 +80,16 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call, because a peer
-        has asked this node as their owner."""
+        """Returns (n,) entries that this node owns since the last call. Their earlier owner has
+        passed them on, and a peer has asked this node for them as their new owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS no request waits, because what this node keeps is known, or because
-        peers have waited too long for it.
+        MONARCH_NOBODY_WAITS, no request waits: either this is known already, or peers have waited
+        long enough.
         """
         lib.monarch_holdings_patience(self._c, patience)
 
@@ -98,8 +98,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns (n,) entries whose copies were found damaged when peers requested them since the
-        last call, and (n,) the words that name these copies."""
+        """Returns the copies that peers have requested since the last call and that were found
+        damaged: (n,) their entries, and (n,) the words that name the copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

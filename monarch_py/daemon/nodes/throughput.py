@@ -1,7 +1,7 @@
 """Measures the rate that one reader gets from each place, by the number of concurrent readers.
 
-A place is the sources, or a node. The rates are measured while copies are made, and feed the
-performance model (NoPFS 4).
+A place is all sources together, or one node. The rates are measured while copies are made, and are
+the input of the performance model (section 4 of the NoPFS paper).
 """
 
 import math
@@ -34,7 +34,7 @@ class Throughput:
 
     look : returns (places, 2, LEVELS): the bytes that all readers together have got since the
         start, and the time that they have taken together [ns]
-    performance : rates from the configuration. A place's rate is used until a rate is measured
+    performance : rates from the configuration. The rate of a place is used until one is measured
         there
     """
 
@@ -61,8 +61,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Time without bytes belongs to an open whose bytes are still to come, or to a failure. Such
-        # time counts once it exceeds SILENT_NS.
+        # A place may have taken time without sending bytes: for an open whose bytes are still to
+        # come, or for a failure. Such time counts once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
@@ -81,7 +81,8 @@ class Throughput:
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
         number is divided among them. If no rate was measured at a smaller number either, the result
-        is what one reader gets at the nearest larger number: with fewer readers, each gets no less.
+        is the rate of one reader at the nearest larger number, because with fewer readers, each of
+        them gets no less.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -1,9 +1,10 @@
 """Fetches files ahead along the plans.
 
-Files are fetched in the exact order of access (NoPFS 2, Rule 1), after files that readers wait for.
-Files that this node keeps go into the tiers, and all others into the staging area. The files that
-are fetched in this way are the window. The window ends where the staging area could hold no more.
-Beyond the window, only kept files are fetched, in the order of their first use.
+The window is the files that are used next, up to the file with which the staging area would be
+full. The files in the window are fetched in exactly the order of access (section 2 of the NoPFS
+paper, rule 1), after files that readers wait for. Files that this node keeps go into the tiers, all
+others into the staging area. Beyond the window, only files that this node keeps are fetched, in the
+order of their first use.
 """
 
 import math
@@ -22,17 +23,17 @@ from monarch_py.plan import NEVER
 # At most this many coming files of a plan are examined. The window ends earlier if the staging area
 # cannot hold more.
 LOOK = 65536
-# The window may fill the staging area except for 1/WINDOW_LEAVES of it. This part is kept for files
-# that readers demand, and for files that were used just now.
+# The window may not fill 1/WINDOW_LEAVES of the staging area. This part is kept for files that
+# readers demand, and for files that were used just now.
 WINDOW_LEAVES = 8
-# The unfinished fetches ahead are at most MOST_FILES files and MOST_BYTES [bytes]; LEAST_FILES
-# files are allowed whatever their size. The limits are low, because files that are used sooner may
-# become known at any moment, and should not wait.
+# At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
+# time; LEAST_FILES files are allowed whatever their size. The limits are low, because at any moment
+# a file may become known that is used sooner, and that should not wait.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
-# The pace of programs is measured from their opens. Opens lose weight exponentially with this time
-# constant [s]. If no file is opened for this long, no use is predicted.
+# The pace of programs is measured from their opens. Earlier opens lose weight exponentially with
+# this time constant [s]. If no file was opened for this long, the pace counts as unknown.
 MEMORY_S = 2.0
 
 
@@ -60,8 +61,8 @@ class FetchAhead:
         self._begun: Ids = NO_IDS
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) entries that programs have opened, so that nothing more is fetched for these
-        uses."""
+        """Notes (n,) entries that programs have opened. For these uses, nothing need be fetched any
+        more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
@@ -98,8 +99,8 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Copies in slow tiers that are used next are read into the page cache, up to the same
-        # `window` bytes as in the staging area.
+        # Copies in slow tiers that are used next are read into the page cache, at most `window`
+        # bytes of them.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
@@ -146,12 +147,12 @@ class FetchAhead:
             return
         left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
-        # A tier may be fuller than the placement assumed. A file without room in its tier is staged
-        # shortly before its use.
+        # A tier may be fuller than the placement assumed. If a file has no room in its tier, the
+        # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # The staging area has no room for some of these files yet, so it has no room for files
-            # that are used later.
+            # Some of these files have no room in the staging area yet, so later files have no room
+            # there either. Only files that this node keeps stay in the queue.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
@@ -172,8 +173,8 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns (n,) how long programs will take to open files[i] more files [s]; infinity if
-        they have just begun, or open none."""
+        """Returns (n,) how long programs will take for their next files[i] opens [s]; infinity if
+        the programs have just begun, or open no files."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)

@@ -111,8 +111,8 @@ class PlanManager:
     def observe(self, opened: Ids) -> None:
         """Notes (n,) entries that programs have opened since the last iteration. Call it before the
         iteration drops copies. Until this call, the entries still count as needed next, although
-        they have just been used. A drop before this call would keep their copies, and would drop
-        copies that are still needed."""
+        they have just been used. If copies were dropped before this call, the copies of these
+        entries would be kept, and copies that are still needed would be dropped."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -146,11 +146,11 @@ class PlanManager:
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """Drops the plan if the block raises an error, so that a faulty plan does not end the
-        daemon. If the plan was dropped in the block, for whatever reason, logs the reason."""
+        daemon. If the block has dropped the plan, for whatever reason, logs that reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        except Exception:  # including an error that the thread raised
+        except Exception:  # perhaps an error in the thread, whose result was fetched here
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("computing its next accesses failed (see the log)")
         if tracker.state == "dropped" and not was_dropped:
@@ -159,14 +159,13 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # an error in the thread: the copies stay where they are
+        except Exception:  # an error in the thread; no copy is evicted any more
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which nodes have the files of a run (see Run in
-        plan/timeline.py). Once all
-        nodes have finished the run, each of its files is complete on the node that owns the
+        """Tells `filler.routes` which nodes have the files of a run (see Run in plan/timeline.py)
+        that all nodes have finished. Each of these files is then complete on the node that owns the
         file."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
@@ -212,8 +211,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are to be retried, each with its new tracker. Runs in
-        the thread."""
+        """Returns the trackers whose plans are to be retried, each with the tracker that replaces
+        it. Runs in the thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -300,7 +299,7 @@ class PlanManager:
         if not self.is_active:
             return
         if self._nodes is not None:
-            self._nodes.step(scanned=True)  # the catalog may have grown since the thread started
+            self._nodes.step(scanned=True)  # assigns entries that are newer than the placement
             self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
         else:
             self.filler.policy.follow(placed.ids, placed.tier, entries)
@@ -309,8 +308,8 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Returns the next two uses of all files, as input for `Evictions`, under the assumption
-        that all plans advance at the same pace; None while too little is known."""
+        """Starts to compute the next two uses of each file, for `Evictions`, under the assumption
+        that all plans advance at the same pace. Returns None while too little is known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None

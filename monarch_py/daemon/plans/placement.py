@@ -1,7 +1,8 @@
 """Places the files of access plans: on which nodes, and in which tier of this node.
 
-Each file has one owner; other nodes hold the file as well where they have room left. The most
-frequently used files lie in the fastest class of storage (NoPFS, 5.1; `policies.nopfs`).
+Each file has one owner. Other nodes keep the file as well if they have room left. The most
+frequently used files lie in the fastest class of storage (section 5.1 of the NoPFS paper;
+`policies.nopfs`).
 """
 
 import logging
@@ -55,9 +56,9 @@ class PlacementTask:
     words : (entries,) a copy of the catalog's words
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
-    is_first : whether this is the first placement. Every later placement leaves files with the
-        nodes that keep them now, because the nodes make it at different times, and would disagree
-        meanwhile
+    is_first : whether this is the first placement. A later placement leaves each file with the
+        nodes that keep it now. The nodes make a later placement at different times, so new holders
+        would be known to some nodes only
     """
 
     trackers: Sequence[PlanTracker]
@@ -84,8 +85,9 @@ class PlacementTask:
             used, first_use = _uses(self.trackers[i])
             np.add.at(frequency, at, used)
             np.minimum.at(first, at, first_use)
-        # The order of the files breaks ties in the placement. The nodes' catalogs may list the
-        # files in different orders, so all nodes use the order of the files' hashes.
+        # The order of the files decides ties in the placement, so it must be the same on all nodes.
+        # The nodes' catalogs may list the files in different orders, so the files are sorted by
+        # their hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
@@ -118,8 +120,8 @@ class PlacementTask:
             return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
-                "%d nodes and %d files are too many to place files by their use: file hashes choose"
-                " the nodes, and files are still fetched in the plan's order",
+                "%d nodes and %d files are too many to choose the nodes of each file by its uses:"
+                " hashes choose the nodes, and the plan only determines the order of fetches",
                 members,
                 len(ids),
             )
@@ -142,9 +144,9 @@ class PlacementTask:
         quota = max((each.quota for each in loaders if each.holders is not None), default=0)
         if quota > room:
             log.warning(
-                "a plan assigns up to %s of samples to a node, but the tiers of one node hold only"
-                " %s: files without room are read from the source; make the plan with the tiers'"
-                " quota",
+                "a plan assigns up to %s of samples to a node, but the tiers of one node have room"
+                " for only %s: files without room are read from the source; make the plan again"
+                " with the tiers' quota",
                 format_size(quota),
                 format_size(room),
             )
@@ -152,8 +154,9 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Computes the result of `_share_out` where plans assign samples to nodes. Files that no
-        such plan names, for example the files of another plan, stay where their hashes put them."""
+        """Computes the result of `_share_out` where plans assign samples to nodes. Files that these
+        plans do not assign, for example the files of another plan, stay on the nodes that their
+        hashes have chosen."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):

@@ -19,8 +19,8 @@ class Job:
 
     prefix : the beginning of the paths of the session's catalogs. A process with such a catalog
         mapped uses the session: it has looked up a file of the sources
-    over_at : when all these processes were found to have ended, on time.monotonic(); infinity until
-        then [s]
+    over_at : the time.monotonic() at which all these processes were found to have ended [s];
+        infinity until then
     """
 
     prefix: str

@@ -30,11 +30,12 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped on two conditions: at least this many searches in a row for the programs'
-# position have found nothing, and the accesses just before the last search disagreed with the plan.
+# A plan is dropped if two conditions hold. At least this many searches in a row for the programs'
+# position have found nothing. The accesses just before the last of these searches disagree with the
+# plan.
 SEARCHES = 2
 
-# Until the plan's files are known, at most this many accesses are kept.
+# Accesses before the plan's files are known are kept, to be judged later: at most this many.
 EARLY = 1 << 20
 
 
@@ -77,7 +78,7 @@ class PlanTracker:
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
-        self._search_at = 0  # the number of judged accesses at which the next search starts
+        self._search_at = 0  # the next search starts at this number of judged accesses
         self._is_last = False  # whether the plan is dropped if the present search finds nothing
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
@@ -167,9 +168,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Once a run has ended, each file that a node has used in the run
-        has copies on the nodes that keep the file. The thread collects these files for
-        `take_used`."""
+        """Goes on to the next run. When all nodes have ended a run, each file that was used in it
+        has copies on the nodes that keep the file. So the thread lists the files of the run that
+        has just ended here, for `take_used`."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -205,15 +206,16 @@ class PlanTracker:
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
             # A search that finds nothing is repeated, because the last accesses may be misleading.
-            # Right after a job has jumped to another position, some of them still fit the old
-            # position. After a jump to the end of an epoch, they belong to two epochs. The
-            # intervals between searches grow, because each search draws all runs of the plan.
+            # Right after a job has jumped to another position, some of these accesses still fit the
+            # old position. After a jump to the end of an epoch, the accesses belong to two epochs.
+            # The intervals between searches grow, because a search is expensive: it draws all runs
+            # of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Finds the run in which the largest share of the last accesses are close together. Returns
-        (number, run, position); None if there is no such run. Runs in the thread."""
+        """Finds the run that contains the largest share of the last accesses close together.
+        Returns (number, run, position); None if there is no such run. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -266,8 +268,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job has opened each entry a short time before. The
-        present open of such an entry only repeats that access."""
+        """Returns (n,) whether the plan's job has already opened each entry a short time before. If
+        so, the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -296,9 +298,8 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns (n,) entries that the workers of this node's ranks may be reading now. Also
-        returns, for each entry, the number (from 0) of the rank on this node that needs the
-        entry."""
+        """Returns (n,) entries that the workers of this node's ranks may be reading now, and (n,)
+        the ranks that need these entries. Ranks are numbered from 0 on this node."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
@@ -336,7 +337,7 @@ def observe(
     """Takes the (n,) entries that programs have opened since the last call, and assigns each open
     to the plan that explains it. At most one plan explains an open. The plans that have fitted best
     so far are asked first. Two kinds of opens do not count against a plan: opens that another plan
-    explains, and opens by which another plan's job repeats an access of its own.
+    explains, and repeated opens by the job of another plan.
 
     at_risk : returns the context manager in which a plan handles the accesses
     """

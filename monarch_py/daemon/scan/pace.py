@@ -4,18 +4,18 @@ from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan's lead over the fills, in names: the number of files that are filled in AHEAD_S [s], but
-# not less than a minimum. The minimum is LEAST; for large files it is the number of files that
-# have RISING_BYTES together, if that is smaller.
+# The scan may be ahead of the fills by the number of files that are filled in AHEAD_S [s], or by a
+# minimum if that is larger. The minimum is LEAST files. If files are so large that fewer of them
+# have RISING_BYTES together, the minimum is that smaller number.
 # The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
-# second after the scan has requested them. A fill that begins or ends later has to request the
-# attributes from the source again. The scan takes names in portions (PORTION in csrc/scan/scan.h),
-# and may exceed the limit by one portion.
+# second after the scan has requested them. If the file's fill begins or ends after that second, the
+# fill has to request the attributes from the source again. The scan takes names in portions
+# (PORTION in csrc/scan/scan.h), and may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
 # The rate of fills is measured in each iteration of the loop, so that the rate rises soon when a
 # job begins to fill many small files. But a few fills of large files that end together also look
-# like a high rate. So the scan stays ahead by at most as many files as were filled in the last
-# AHEAD_S, plus files of this total size [bytes].
+# like a high rate. So the lead of the scan has a second limit: as many files as were filled in the
+# last AHEAD_S, plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
 # The scan is allowed more names once it has found an entry since the last permission. If it finds
 # none, it is allowed more names after this time [s].
@@ -23,14 +23,15 @@ LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
 OPENS_A_NAME = 16
-# The scan runs without a limit if, for this long, programs have opened nothing at the source and no
-# file was filled ahead [s].
+# Once programs have opened nothing at the source for this long [s], and no file was filled ahead
+# either, the scan runs without a limit.
 IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long, because many programs import
 # large packages before they open their first file [s].
 AWAIT_S = 10.0
-# After this time the scan runs without a limit, even while programs read [s]. The comparison of
-# directories with the source (`revalidate`) starts only once the scan is complete.
+# After this time the scan runs without a limit, even while programs read [s]. The scan must not go
+# on forever, because directories are compared with the source (`revalidate`) only once the scan is
+# complete.
 MOST_S = 120.0
 
 
@@ -55,7 +56,7 @@ class ScanPace:
         self._awaits_job = awaits_s > 0
 
     def awaits_open(self, now_s: float) -> bool:
-        """Whether a program is about to begin, and none has opened a file yet."""
+        """Whether a program is about to begin, and no program has opened a file yet."""
         return self._awaits_job and not self._seen[0] and now_s < self._active_until
 
     def step(

@@ -2,8 +2,8 @@
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has
-changed, the source answers for the directory, and for each of its files that is gone or was
-replaced, until the session ends.
+changed, the source answers all questions about the directory until the session ends. The same holds
+for each of its files that is gone or was replaced.
 """
 
 import logging
@@ -33,8 +33,8 @@ SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. `step` runs in the daemon's loop; only threads, one for
-    each task, access the source, because the source may hang."""
+    """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
+    source, because the source may hang. Only separate threads do, one for each task."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -44,7 +44,7 @@ class Metadata:
         self._listed = 0  # the number of sources that have their listings
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        # Young directories that were found unchanged. Readers may use their listings from now on.
+        # Young directories that were found unchanged. `step` lets readers use their listings.
         self._held: deque[int] = deque()
         self._hits = 0
         self._caught_up = 0.0
@@ -96,7 +96,7 @@ class Metadata:
 
     def _begin(self) -> None:
         """Begins comparisons. Every entry in the catalog was examined after the scanner's start, so
-        the entries count as compared at that start."""
+        all entries count as compared at the time of that start."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
@@ -106,15 +106,15 @@ class Metadata:
 
     def _start(self, work: Callable[[], None]) -> None:
         """Starts a thread for `work`. If no thread can be started, nothing is done now. A later
-        iteration then starts a comparison, which also reads what `work` would have read."""
+        iteration then starts a comparison, which also reads all that `_read_masks` reads."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()
             self._thread = thread
 
     def _read_masks(self) -> None:
-        """Reads the fields with which the library answers statx. The fields for statfs cost an
-        operation at the source, so the first comparison reads them."""
+        """Reads the fields with which the library answers statx. The fields for statfs are read
+        later, by the first comparison, because they cost an operation at the source."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))
@@ -129,8 +129,8 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many answers so far rely on comparisons: answers to clients about names, and
-        opens of copies. An open that finds no copy is not counted, because the source itself
+        """Returns how many answers that clients have got so far rely on comparisons: answers about
+        names, and opens of copies. An open without a copy is not counted, because the source itself
         answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]

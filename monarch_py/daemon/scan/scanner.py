@@ -36,8 +36,8 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# Opens are counted for at most this many directories. If more are to be counted, all counts are
-# reset.
+# Opens are counted for at most this many directories. When a further directory is to be counted,
+# all counts are reset.
 MOST_COUNTED = 65536
 
 
@@ -92,8 +92,8 @@ class Validator:
         return found, rows[found]
 
     def rest(self) -> Array:
-        """Returns the rows of copies that no file has matched: the files are gone or were
-        replaced."""
+        """Returns the rows of copies that have matched no file, because their files are gone or
+        were replaced."""
         return self.rows[~self.matched]
 
 
@@ -129,8 +129,8 @@ class Scanner:
         self.stale: dict[int, Array] = {}
         self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
         self._allowed = ALL_NAMES  # how many names the scan may examine, see `allow`
-        self._known = 0  # entries that `note_met` or `_insert` has handled
-        self.has_more = False  # whether work is left that no client will wake the loop for
+        self._known = 0  # how many entries `note_met` or `_insert` has handled
+        self.has_more = False  # whether work is left, so that the loop must not sleep
         self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
@@ -184,8 +184,8 @@ class Scanner:
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory. It is then listed before others. Once
-            programs read NAMES subdirectories of one directory, that parent is listed with all its
-            subdirectories
+            programs read NAMES subdirectories of one directory, the directory above them is listed
+            too, with all its subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -200,8 +200,8 @@ class Scanner:
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Notes that programs read through a directory, and with `is_deep` through all its
-        subdirectories. A lazy scan lists only directories in which files were read, so calls with
-        `is_deep` do nothing then."""
+        subdirectories. A lazy scan lists only directories in which files were read, so it ignores
+        calls with `is_deep`."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
@@ -233,8 +233,8 @@ class Scanner:
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. The
-        scan runs without a limit while it is in the way: no program reads the source that is being
-        scanned, but programs read a source that waits for its scan."""
+        scan runs without a limit while it is in the way: programs read a source that waits for its
+        scan, and no program reads the source that is being scanned."""
         current = self._current
         is_in_the_way = (
             current is not None

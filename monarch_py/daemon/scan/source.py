@@ -16,8 +16,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers the last directories that programs have read through, at most this many. A
-# scan remembers as many (csrc/scan/scan.h).
+# A `Source` remembers at most this many directories that programs have read through, the latest
+# ones. A scan remembers as many (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -105,8 +105,8 @@ class Source:
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Has a directory, relative to the root, listed. Returns False if it was requested before,
-        so that it is not listed again.
+        """Has a directory, relative to the root, listed. Returns False if this listing was
+        requested before; the directory is then not listed again.
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory; it is then listed before others
@@ -183,7 +183,7 @@ class Source:
     def excluded(self, entries: Array, paths: Any) -> Bools:
         """Returns (n,) True for files that the configuration excludes.
 
-        paths : returns the path of an entry
+        paths : a function that returns the path of an entry
         """
         sizes, config = entries["size"], self.config
         out: Bools = sizes < config.min_size_bytes

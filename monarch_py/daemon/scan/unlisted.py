@@ -18,7 +18,7 @@ THREADS = 4
 # At most this many files wait to be looked up. Further files are forgotten: the scan will find
 # them, or their next opens report them again.
 WAITING = 1024
-# A running scan has this long to find a file [s]. After that, the file is looked up separately.
+# If a running scan has not found a file within this time, the file is looked up at the source [s].
 SCAN_S = 0.1
 # If at most this many files wait, each call of `take_met` searches the catalog for all of them. If
 # more files wait, it searches only for those that are due to be looked up at the source.
@@ -30,7 +30,8 @@ class UnlistedFiles(Generic[Seen]):
     and the loop must never wait for it.
 
     look : looks up one file; returns None if there is no file, or none that belongs in the catalog
-    ring : called in these threads when an answer is available, but not after `close`
+    ring : wakes the daemon's loop. It is called in these threads when an answer is available, but
+        not after `close`
     """
 
     def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
