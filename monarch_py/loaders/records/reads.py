@@ -30,8 +30,8 @@ def read_all(
 ) -> None:
     """Reads lengths[i] bytes at offsets[i] of descriptors[i] to out[starts[i]:], for each read i.
 
-    At most `in_flight` reads are under way at once; they begin in order. The caller's thread makes
-    reads too, so Ctrl-C takes effect only after all reads have ended.
+    At most `in_flight` reads are under way at once. The reads begin in the order of the arguments.
+    The caller's thread makes reads too, so Ctrl-C takes effect only after all reads have ended.
 
     descriptors : (reads,) int32
     offsets, lengths, starts : (reads,) int64 [bytes]

@@ -1,4 +1,5 @@
-"""Gives ranks with shards of different sizes equally many steps, since DDP waits for every rank."""
+"""Gives all ranks the same number of steps if their shards differ in size. DDP needs this, since
+each step waits for every rank."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar

@@ -20,8 +20,8 @@ from monarch_py.util.processes import PROC, Identity
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
 # If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
-# stops are allowed: while a whole job is being stopped or continued, the training may run for a
-# moment when a worker does not.
+# stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
+# continue at the same moment.
 STOPPED_S = 3.0
 # How long workers may take to end by themselves [s]. A worker may have to end a read first.
 END_S = 1.0
@@ -175,7 +175,8 @@ def _end_all(workers: dict[int, Worker], owner: int) -> None:
 def _end_workers(workers: Sequence[Worker]) -> None:
     """Tells workers that there are no more tasks, and kills those that do not end within END_S."""
     for worker in workers:
-        # Closing the pipe is not enough: forked processes may hold copies of this end.
+        # Closing the pipe is not enough: forked processes may have copies of this end, which keep
+        # the pipe open.
         with suppress(OSError):
             if _takes_more(worker.link):
                 worker.link.send_bytes(NO_MORE)
@@ -186,7 +187,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # a read from a source that hangs may keep it alive
+            worker.process.join(END_S)  # a read that hangs may keep the worker alive
         if worker.process.exitcode is not None:
             worker.process.close()
 

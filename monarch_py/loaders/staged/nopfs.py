@@ -1,4 +1,5 @@
-"""The interface of NoPFS (Dryden and others, SC'21), served by StagedLoader.
+"""Classes with the interface of NoPFS (paper: Dryden and others, SC'21). StagedLoader reads their
+batches.
 
 ::
 
@@ -119,15 +120,15 @@ class Job:
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
         label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch, and if a worker is gone. In the second
-        case, the next call continues with the batch that was due."""
+        asked for. Raises MonarchError after the last epoch. Also raises MonarchError if a worker is
+        gone; the next call then reads the same batch with new workers."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
         return self.get()
 
     def _of_batch(self) -> Iterator[tuple[memoryview, Any]]:
-        """The samples of the next batch."""
+        """Returns the samples of the next batch, each with its label."""
         batch = None if self._batches is None else self._next_batch()
         while batch is None:
             self._next_epoch()
@@ -240,7 +241,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch, whichever of the job's loaders has delivered the previous one.
+    job's next epoch. The job counts the epochs of all its loaders together.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """
