@@ -120,7 +120,10 @@ class Party:
         return hmac.digest(self.secret, label + transcript, "sha256")
 
     def keys(self, transcript: bytes, mine: bytes, theirs: bytes) -> Keys:
-        """Returns the keys of a connection.  mine, theirs : the labels of the two ends' proofs"""
+        """Returns the keys of a connection.
+
+        mine, theirs : the labels of this end's proof and of the other end's proof
+        """
         size = lib.MONARCH_KEY_BYTES
         says, hears = (self.prove(b"key of " + end, transcript)[:size] for end in (mine, theirs))
         return Keys(says, hears)

@@ -115,7 +115,7 @@ class Peer:
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             if self._clock() >= self._again_at:
                 level = logging.WARNING if status in SUSPICIOUS else logging.INFO
-                log.log(level, "peer %d: %s; asked again in %.1f s", self.rank, status.name, pause)
+                log.log(level, "peer %d: %s; next attempt in %.1f s", self.rank, status.name, pause)
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
             self.last_failure = self._pause_status = status

@@ -157,7 +157,7 @@ class PeerServer(ABC):
                     return
                 if key.fd == self._listener.fileno():
                     self._accept()
-                elif key.fd in self._strangers:  # `_accept` may have disconnected this client just now
+                elif key.fd in self._strangers:  # not if `_accept` has just disconnected it
                     self._hear(self._strangers[key.fd])
             now = time.monotonic()
             for stranger in [s for s in self._strangers.values() if s.deadline <= now]:

@@ -108,10 +108,9 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : names in directories that `want` named. The number replaces what is left of the
-            last allowance; 0 keeps what is left, but an allowance without limit ends
-        more_others : names in all other directories. The number is added to what is left of the
-            last allowance
+        wanted : the new limit for names in directories that `want` named. 0 keeps the old limit, or
+            sets 0 if there was no limit
+        more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -201,7 +201,7 @@ class GroupLoader:
         for name in fixed if is_whole else settings:
             if state.get(name) != settings[name]:
                 raise ConfigError(
-                    f"state: {name} is {state.get(name)!r} there and {settings[name]!r} here;"
+                    f"state: {name} is {state.get(name)!r}, but this loader has {settings[name]!r};"
                     f" give the same {name}, or continue from the end of an epoch"
                 )
         done = 0 if state["done"] == 0 else len(self) if is_whole else int(state["done"])

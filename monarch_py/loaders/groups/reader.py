@@ -145,7 +145,7 @@ class GroupReader:
             stopped = stopped + 1 if not ready and _is_stopped(self.pid) else 0
             if stopped >= STOPPED_LOOKS:
                 raise MonarchError(
-                    f"groups: the process that reads them ({self.pid}) was stopped by a signal;"
+                    f"groups: the process that reads groups ({self.pid}) was stopped by a signal;"
                     " begin the epoch again to start a new process"
                 )
 
@@ -164,7 +164,7 @@ class GroupReader:
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
         return MonarchError(
-            f"groups: the process that reads them {how}; begin the epoch again to start a new"
+            f"groups: the process that reads groups {how}; begin the epoch again to start a new"
             " process"
         )
 

@@ -64,7 +64,8 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._fd = fd  # set after mmap: if mmap fails, the caller closes fd, and __del__ must not close it again
+        # Set after mmap: if mmap fails, the caller closes fd, and __del__ must not close it again.
+        self._fd = fd
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # to leave it out of core dumps
         whole = np.frombuffer(self.memory, dtype=np.uint8)

@@ -79,7 +79,8 @@ class SharedMemory:
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise MonarchError(
-                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); give less"
+                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); give a smaller"
+                " quota"
             ) from None
         return fd
 

@@ -261,7 +261,7 @@ class RecordDataset:
         needed = int(self.sizes[wanted].sum())
         if needed > len(memory):
             raise ConfigError(
-                f"out: {len(memory)} bytes do not hold {needed}; give a larger buffer"
+                f"out: {len(memory)} bytes, but the samples have {needed}; give a larger buffer"
             )
         self._read(wanted, memory[:needed])
 

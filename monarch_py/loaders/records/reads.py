@@ -52,7 +52,7 @@ def read_all(
     if min(np.min(offsets), np.min(lengths), np.min(starts)) < 0:
         raise ConfigError("offsets, lengths, starts: one is negative; give 0 or more")
     if np.max(np.asarray(starts) + lengths) > len(memory):
-        raise ConfigError(f"out: {len(memory)} bytes do not hold all reads; give a larger buffer")
+        raise ConfigError(f"out: {len(memory)} bytes, too few for all reads; give a larger buffer")
     base = address(memory)
     read_to(descriptors, offsets, lengths, base + np.asarray(starts), in_flight=in_flight)
 

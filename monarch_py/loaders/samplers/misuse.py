@@ -22,8 +22,8 @@ PACKAGES = frozenset(
 _TWICE = "it yields only this rank's batches, and {who} would deal them to the ranks again; {mend}"
 _MENDS = {
     "BatchSamplerShard": "do not pass this loader to accelerator.prepare",
-    "DistributedSampler": "pass the sampler to DataLoader as batch_sampler and nothing else, and"
-    " to Lightning's Trainer use_distributed_sampler=False",
+    "DistributedSampler": "pass this sampler only as DataLoader's batch_sampler, and pass"
+    " use_distributed_sampler=False to Lightning's Trainer",
 }
 
 
@@ -58,7 +58,7 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
         return None
     return ConfigError(
         f"files: the sampler has {samples} samples, and the loader's dataset has {len(dataset)};"
-        " give both the same, in the same order"
+        " give both of them the same files in the same order"
     )
 
 

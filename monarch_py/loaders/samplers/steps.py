@@ -32,8 +32,8 @@ def _repeated(batches: Iterable[T], left: int) -> Iterator[T]:
                 return
         if left == before:
             raise ConfigError(
-                f"batches: a second iteration yields none, but {left} are missing; give a loader"
-                " that can be iterated over again, not an iterator"
+                f"batches: a second iteration over them yields none, but {left} are missing; give a"
+                " loader that can be iterated over again, not an iterator"
                 if passes
                 else "batches: there are none; give every rank a shard with batches"
             )

@@ -158,7 +158,8 @@ class StagedLoader:
         if self._pinned is not None:
             self._pinned.passed_on()  # releases the last batch, if the epoch before was left early
         epoch = _epoch_of(self.batch_sampler)
-        skip = self._skip if epoch == self._sampled_epoch else 0  # a loaded state has the position in one epoch
+        # The position of a loaded state is valid only in the epoch that was running then.
+        skip = self._skip if epoch == self._sampled_epoch else 0
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
