@@ -15,8 +15,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # a read from the source takes less time.
 CONNECT_LIMIT_S = 0.8
 # Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S: the server can
-# then report in time that the bytes are late, and the link stays usable. A read waits for a peer at
-# most for this limit and CONNECT_LIMIT_S, so less than 2 s, before it goes to the source.
+# then report in time that the bytes are late, and the link stays usable. A read that waits for a
+# peer goes to the source after at most this limit plus CONNECT_LIMIT_S, which is less than 2 s.
 FIRST_BYTE_LIMIT_S = 1.0
 # Limit for each further 256 KiB, and for the frame that ends a block [s]. It is longer than
 # server.WAIT_LIMIT_S for the same reason.

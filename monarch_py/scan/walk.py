@@ -84,7 +84,7 @@ class Walk:
 
     def take(self) -> Batch | None:
         """Returns the next batch. Returns None if no batch is ready, or if all batches were taken;
-        then `is_finished` is True."""
+        `is_finished` tells the two cases apart."""
         self._free()
         finished = ffi.new("int *")
         self._batch = batch = lib.monarch_scan_take(self._scan, finished)

@@ -319,8 +319,8 @@ class GroupLoader:
 
 
 class _Groups:
-    """The groups of an iteration. Each of the two slots has a group that was read or is being read,
-    or is free."""
+    """The groups of an iteration. Each of the two slots is free, or has a group that was read or is
+    being read."""
 
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs

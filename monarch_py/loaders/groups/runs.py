@@ -17,7 +17,7 @@ class Run:
     begin : the position of the first sample in the rank's epoch
     end : the position after the last sample
     samples : (samples,) int64, the numbers of the run's samples in rising order, without
-    duplicates; the run is read in this order
+        duplicates; the run is read in this order
     within : (end - begin,) int64; the sample at the position begin + i is samples[within[i]]
     """
 

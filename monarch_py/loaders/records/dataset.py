@@ -31,7 +31,7 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
 # The datasets of this process. A forked child gives them new locks: a lock that another thread of
-# the parent had locked during the fork would stay locked in the child for ever.
+# the parent had locked during the fork would stay locked in the child forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 

@@ -148,10 +148,10 @@ def kept_by_daemons(
     sources.
 
     nodes : the number of nodes. All nodes must have this node's quotas, and the same numbers as
-    their daemons
+        their daemons
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep. If not all files fit, these files leave less room for
-    the dataset
+        the dataset
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()

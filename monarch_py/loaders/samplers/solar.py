@@ -24,9 +24,9 @@ class SolarSampler(HeldSampler):
     a cap. The other samples are dealt so that all nodes load equally many (section 4.3 of the SOLAR
     paper).
 
-    A sample has at most one holder, which is the same in all epochs. Holders that change could not
-    save more loads: an epoch uses each sample once, and loads only samples without a holder from
-    the source. A node takes a sample of another holder in two cases only: the holder has reached
+    A sample has at most one holder, which is the same in all epochs. No other choice of holders
+    could save more loads: an epoch uses each sample once, and loads only samples without a holder
+    from the source. A node takes a sample of another holder in two cases only: the holder has reached
     the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
@@ -34,7 +34,7 @@ class SolarSampler(HeldSampler):
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
         summed (`weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
-    of the paper)
+        of the paper)
     epochs : the number of epochs, which `epoch_order` needs
     more : the other arguments of HeldSampler
     """

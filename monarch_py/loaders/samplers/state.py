@@ -45,7 +45,7 @@ class State:
         """Returns the state that `to_dict` has written. Raises ConfigError for any other object,
         and for the state of a dataset of another length.
 
-        text : the result of `to_dict`; length : the number of samples in the present dataset
+        text : the result of `to_dict`;  length : the number of samples in the present dataset
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():

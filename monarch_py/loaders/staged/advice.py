@@ -114,7 +114,7 @@ class Model:
         """Fits a model to measurements.
 
         shares : the share of all samples in each size class; None to take the shares of the
-        measured samples
+            measured samples
         """
         classes = sorted({key.size for key in measured})
         points = {
@@ -161,7 +161,7 @@ class Advisor:
     most : the largest number of workers
     count : the number of workers for the next epoch
     measured : the times of all epochs since a time last differed from the model by more than
-    CHANGED
+        CHANGED
     """
 
     most: int

@@ -61,7 +61,7 @@ class StagedLoader:
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit costs nothing: memory is used only as far as batches fill it
+        limit takes address space, but memory is used only as far as batches fill it
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -158,7 +158,7 @@ class StagedLoader:
         if self._pinned is not None:
             self._pinned.passed_on()  # releases the last batch, if the epoch before was left early
         epoch = _epoch_of(self.batch_sampler)
-        # The position of a loaded state is valid only in the epoch that was running then.
+        # The position of a loaded state is valid only in the state's own epoch.
         skip = self._skip if epoch == self._sampled_epoch else 0
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)

@@ -168,8 +168,8 @@ class Start:
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
     """Runs a worker: does tasks until the training sends None or the pipe ends. A task consists of
-    its number, the slot to fill, and the result of Ring.write_numbers, which has passed the
-    samples' numbers.
+    its number, the slot to fill, and the result of Ring.write_numbers, with which
+    the worker reads the samples' numbers.
 
     inherited : the training's ends of pipes, which a forked worker has inherited and must close
     """
