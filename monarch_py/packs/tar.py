@@ -133,7 +133,7 @@ def _young_s(found: os.stat_result) -> float:
 
 
 def _look(path: Path) -> os.stat_result:
-    """Waits until every later change of a file will show in its modification time. Returns the
+    """Waits until every later change of a file will show in the modification time. Returns the
     file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
@@ -323,7 +323,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
-        return None  # it lies outside the directory
+        return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
         return None  # the tar does not hold the file's bytes in one piece
     try:

@@ -37,8 +37,8 @@ def parse_size(size: str) -> int:
 
 def parse_amount(amount: str) -> float:
     """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise the text is read as
-    by parse_size."""
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). In all other
+    respects, the text is read as by parse_size."""
     return float(_parsed(amount, amount, "size")[0])
 
 

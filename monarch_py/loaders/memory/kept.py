@@ -227,7 +227,7 @@ class KeptDataset:
     def _value(self, stored: memoryview) -> Any:
         """Returns a copy of the sample that the stored bytes represent."""
         if self.sample_form is None:
-            return pickle.loads(stored)  # noqa: S301  this user's own
+            return pickle.loads(stored)  # noqa: S301  this user stored it
         if self.sample_form.is_bytes:
             return bytes(stored)
         array = np.frombuffer(stored, dtype=self.sample_form.dtype).reshape(self.sample_form.shape)

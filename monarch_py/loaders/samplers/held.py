@@ -29,7 +29,7 @@ class HeldSampler(ScheduledSampler):
     """A batch sampler that knows which nodes hold each sample.
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
-        `quota`, the sizes must be those of the samples as the dataset returns them
+        `quota`, the sizes must be the sizes of the samples as the dataset returns them
     batch_size : the number of samples of a rank in a step
     seed, shuffle, drop_last : as for DistributedSampler
     rank, world_size : None to take them from torch.distributed
@@ -38,8 +38,8 @@ class HeldSampler(ScheduledSampler):
         keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, any) the nodes that hold each sample, padded with -1, as a plan gives them
-        (planned.sampler_of); None to compute the holders
+    holders : (samples, any) the nodes that hold each sample, padded with -1; planned.sampler_of
+        passes the holders of a plan; None to compute the holders
     """
 
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if

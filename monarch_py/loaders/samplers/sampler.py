@@ -232,7 +232,7 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        at = replace(self._at, epoch=0)  # the epoch may differ: a rank may peek at a first batch
+        at = replace(self._at, epoch=0)  # epochs may differ: a rank may try out a batch
         return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:

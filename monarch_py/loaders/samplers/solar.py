@@ -26,13 +26,13 @@ class SolarSampler(HeldSampler):
 
     A sample has at most one holder, which is the same in all epochs. No other choice of holders
     could save more loads: an epoch uses each sample once, and loads only samples without a holder
-    from the source. A node takes a sample of another holder in two cases only: the holder has reached
-    the cap, or a rank would have fewer than `least` samples.
+    from the source. A node takes a sample of another holder in two cases only: the holder has
+    reached the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
         room for them
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
-        summed (`weight`)
+        summed (see `weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
         of the paper)
     epochs : the number of epochs, which `epoch_order` needs

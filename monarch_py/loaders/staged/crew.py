@@ -129,7 +129,7 @@ class Crew:
 
     def _answer(self, worker: Worker) -> Done:
         try:
-            done = pickle.loads(worker.link.recv_bytes())  # noqa: S301  a worker's own
+            done = pickle.loads(worker.link.recv_bytes())  # noqa: S301  from our own worker
         except (OSError, EOFError):
             raise self._gone(worker) from None
         worker.tasks -= 1
@@ -151,7 +151,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            if worker.process.exitcode is not None:  # a child of the worker may hold the pipe open
+            # The pipe of an ended worker stays open if a child of the worker has inherited it.
+            if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):
                 self._stopped_since.pop(pid, None)

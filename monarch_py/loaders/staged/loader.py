@@ -156,7 +156,7 @@ class StagedLoader:
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
-            self._pinned.passed_on()  # releases the last batch, if the epoch before was left early
+            self._pinned.passed_on()  # frees the last batch of an epoch that was left early
         epoch = _epoch_of(self.batch_sampler)
         # The position of a loaded state is valid only in the state's own epoch.
         skip = self._skip if epoch == self._sampled_epoch else 0

@@ -57,7 +57,7 @@ class Job:
     rank, world_size : None to take them from torch.distributed
     """
 
-    def __init__(  # noqa: PLR0917  as NoPFS has it
+    def __init__(  # noqa: PLR0917  the arguments of NoPFS
         self,
         dataset: Any,
         batch_size: int,
@@ -86,7 +86,7 @@ class Job:
                 " dataset with read_into and sizes, such as RecordDataset"
             )
         self.batch_size, self.epochs, self.drop_last_batch = batch_size, epochs, drop_last_batch
-        # Which ranks share a node does not matter here.
+        # UniformSampler does not ask which ranks share a node, so per_node may be any number.
         ranks = Ranks.found(rank, world_size, per_node=1)
         self.sampler = UniformSampler(
             len(self.dataset), batch_size, seed, ranks, drop_last=drop_last_batch

@@ -209,7 +209,7 @@ def _next_task(link: Connection, poll: select.poll, parent: Identity) -> Any:
         while not poll.poll(ORPHAN_S * 1000):
             if parent.has_ended:
                 return None
-        return pickle.loads(link.recv_bytes())  # noqa: S301  the training's own
+        return pickle.loads(link.recv_bytes())  # noqa: S301  from the training
     return None
 
 
