@@ -79,8 +79,7 @@ class SharedMemory:
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise MonarchError(
-                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); give a smaller"
-                " quota"
+                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); lower the quota"
             ) from None
         return fd
 

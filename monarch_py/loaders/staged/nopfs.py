@@ -86,7 +86,7 @@ class Job:
                 " dataset with read_into and sizes, such as RecordDataset"
             )
         self.batch_size, self.epochs, self.drop_last_batch = batch_size, epochs, drop_last_batch
-        # UniformSampler does not ask which ranks share a node, so per_node may be any number.
+        # UniformSampler does not ask which ranks share a node, so per_node is set to 1.
         ranks = Ranks.found(rank, world_size, per_node=1)
         self.sampler = UniformSampler(
             len(self.dataset), batch_size, seed, ranks, drop_last=drop_last_batch
