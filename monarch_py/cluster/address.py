@@ -41,8 +41,8 @@ def serving_address(config: Config) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """The addresses of each interface that is up, IPv4 first. Link-local addresses are left out,
-    because they are valid only together with the interface's name."""
+    """Returns the addresses of each interface that is up, IPv4 first. Link-local addresses are left
+    out, because they are valid only together with the interface's name."""
     states = psutil.net_if_stats()
     found = {}
     for name, addresses in psutil.net_if_addrs().items():

@@ -63,7 +63,7 @@ def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first MOST_NAMES names, and how many more there are."""
+    """Returns a text with the first MOST_NAMES names and the number of further names."""
     if len(names) <= MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from monarch_py.util.launcher import Launch
 
-# Time limit for MPI_Init [s]. All ranks call MPI_Init within this time of each other, even if each
-# of them imports Python from a slow file system.
+# Time limit for MPI_Init [s]. It leaves time for ranks that import Python from a slow file system,
+# and so call MPI_Init late.
 JOIN_LIMIT_S = 120.0
 # Each rank waits APART_S [s] longer than the rank before it. So one rank prints the message, and
 # the launcher ends the other ranks before they print it too. From rank APART_RANKS on, all ranks
@@ -57,8 +57,8 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal if MPICH's launcher started it. The launcher ignores a rank
-    that exits with a status before MPI_Init, and the other ranks would wait for that rank."""
+    """Ends this process by a signal if MPICH's launcher started it. If a rank exits with a status
+    before MPI_Init, MPICH's launcher does not notice, and the other ranks wait for that rank."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -31,7 +31,7 @@ class NodeInfo:
     name : the node's name, for messages
     place : what identifies the node's daemon: host, boot, session, and file system of the shared
         memory. Two daemons differ in at least one of the four
-    file : the configuration
+    file : the path of the configuration
     address : where the daemon will listen; None if a daemon already runs on the node
     running : the name of the running daemon's cluster; "" if the daemon works alone; None if no
         daemon runs
@@ -49,8 +49,8 @@ class NodeInfo:
 
 
 def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
-    """This node's information, and the listening socket if no daemon runs here. Raises ConfigError
-    or SessionError if this node cannot take part."""
+    """Returns this node's information, and the listening socket; None in place of the socket if a
+    daemon already runs here. Raises ConfigError or SessionError if this node cannot take part."""
     session = SessionDir.of(config.file)
     session.make()
     running, is_current = _running(DaemonConnection(session))
@@ -72,8 +72,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
-    """The name of the running daemon's cluster (None if no daemon runs here), and whether the
-    daemon has read the present text of the configuration."""
+    """Returns the name of the running daemon's cluster (None if no daemon runs here), and whether
+    that daemon has read the present text of the configuration."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -82,8 +82,8 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """The settings that must be equal on all nodes, because they decide how nodes name a file to
-    each other, and which files the nodes share."""
+    """Returns the settings that must be equal on all nodes. These settings decide how nodes name a
+    file to each other, and which files the nodes share."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -101,8 +101,8 @@ def _agreed(config: Config) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    """The first 16 hexadecimal digits of the file's SHA-256. Raises SessionError if the file cannot
-    be read."""
+    """Returns the first 16 hexadecimal digits of the file's SHA-256. Raises SessionError if the
+    file cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
@@ -110,8 +110,8 @@ def _digest(file: Path) -> str:
 
 
 def check_infos(infos: Sequence[NodeInfo]) -> None:
-    """Checks that the nodes fit together. If they do not, raises SessionError, with the same words
-    on every rank."""
+    """Checks that the daemons of these nodes can form one cluster. If they cannot, raises
+    SessionError, with the same words on every rank."""
     _check_places(infos)
     _check_running(infos)
     _check_addresses(infos)

@@ -46,7 +46,7 @@ class Node:
     warnings: list[str]
 
     def detach(self) -> None:
-        """Lets the daemon stay when this process ends."""
+        """Lets the daemon run on after this process has ended."""
         if self.lifeline is not None:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
@@ -137,8 +137,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The nodes' clocks may differ, but `meet` returns on all nodes at the same moment, give or take
-    # one of its pauses. So `now` means the same moment on all nodes.
+    # The nodes' clocks may differ. But `meet` returns on all nodes at almost the same moment, so
+    # `now` is that moment on every node's own clock.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
@@ -148,9 +148,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the missing daemons as members of the running daemons' cluster. Of the running
-    daemons, the one with the lowest rank names the members, and gives their secret. Returns the
-    problems that each node's daemon reports."""
+    """Starts the missing daemons as members of the running daemons' cluster. The members and their
+    secret come from the running daemon with the lowest rank. Returns the problems that each node's
+    daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -50,7 +50,7 @@ class Ranks:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def gather(self, value: T) -> list[T]:
-        """Returns the values of all ranks, in their order, on every rank."""
+        """Returns, on every rank, the values of all ranks in the order of the ranks."""
         self.meet()
         values: list[T] = self._comm.allgather(value)
         return values
@@ -72,8 +72,8 @@ class Ranks:
 
 
 def _names(hosts: list[str]) -> list[str]:
-    """The name of each rank's host. If several ranks are on one host, the name is followed by the
-    rank's number."""
+    """Returns a name for each rank: the name of its host. If several ranks are on one host, the
+    rank's number follows the host's name."""
     ranks_on = Counter(hosts)
     return [host if ranks_on[host] == 1 else f"{host}#{i}" for i, host in enumerate(hosts)]
 

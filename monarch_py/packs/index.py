@@ -31,7 +31,7 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The members of a tar that are files of a directory, in the order of the tar.
+    """Lists the members of a tar that are files of the packed directory, in the order of the tar.
 
     pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
     pool : uint8, the files' paths relative to the directory, separated by NULs
@@ -119,10 +119,10 @@ class PackIndex:
             or any(column.shape != (count,) for column in columns)
             or named != count
         ):
-            raise ValueError("its columns do not fit together")
+            raise ValueError("its columns differ in length or have a wrong type")
         index = cls(text["pack_bytes"], text["pack_mtime_ns"], pool, *columns)
         ends, most = index.offsets + index.sizes, index.pack_bytes
-        for numbers in (index.offsets, index.sizes, ends):  # a sum may have overflowed
+        for numbers in (index.offsets, index.sizes, ends):  # `ends` may have overflowed
             if ((numbers < 0) | (numbers > most)).any():
                 raise ValueError("a member lies outside the tar")
         if (index.offsets[1:] < ends[:-1]).any():

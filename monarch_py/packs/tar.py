@@ -1,4 +1,4 @@
-"""Makes packs: writes a directory's files into a tar, or indexes an existing tar of them."""
+"""Makes packs: writes a directory's files into a tar, or indexes an existing tar of these files."""
 
 import os
 import stat
@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# THREADS: the number of files that are read or examined in parallel; there are many, because a
-# remote source has a high latency. AHEAD: the largest number of files whose results are not used
-# yet, because they are still being read, or wait to be written.
+# THREADS: the number of files that are read or examined in parallel. It is large, because a remote
+# source has a high latency. AHEAD: the largest number of files that are being read or wait to be
+# written.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -45,9 +45,9 @@ class Packed:
     """The result of making a pack.
 
     index : the index that was written
-    files : how many files were examined: the directory's, or the members of an existing tar
-    changed : the names of the files that are not in the index, because they were changing, or
-        because directory and tar have different versions
+    files : how many files of the directory, or members of an existing tar, were examined
+    changed : the names of the files that are not in the index, because a file was changing, or
+        because the directory and the tar have different versions of it
     """
 
     index: PackIndex
@@ -124,16 +124,16 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns for how long from now a change of the file may leave its modification time as it is
-    [s]; 0 if every change will show in that time."""
+    """Returns for how long from now a change of the file may leave the file's modification time
+    unchanged [s]. Returns 0 if every change from now on will show in the modification time."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # A time a little in the future comes from the clock of a file server. A time far in the future
-    # was set by a program; a change replaces such a time, and so shows.
+    # A modification time slightly in the future comes from the clock of a file server. A program
+    # has set a modification time far in the future. Every change replaces that time, and so shows.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
 def _look(path: Path) -> os.stat_result:
-    """Waits until every later change of a file will show in its modification time. Returns the
+    """Waits until every later change of a file will show in the modification time. Returns the
     file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
@@ -185,7 +185,8 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads a file for tarfile, which writes it into the tar at the same time. An error of this
-    read names the file, so it cannot be taken for an error of the tar."""
+    read becomes a MonarchError that names the file, and so is not taken for an error of writing the
+    tar."""
 
     path: Path
     file: BinaryIO
@@ -257,8 +258,8 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 
 def write_pack(root: Path, output: Path) -> Packed:
-    """Writes the files and links below `root` into the tar `output`, and its index next to it. Each
-    of the two is replaced completely or not at all.
+    """Writes the files and links below `root` into the tar `output`, and its index next to it. Tar
+    and index are each replaced completely or not at all.
 
     A small file that changes while it is packed is left out. If a large file changes, MonarchError
     is raised. Raises ConfigError for an output that cannot be written, and MonarchError for a file
@@ -322,7 +323,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
-        return None  # it lies outside the directory
+        return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
         return None  # the tar does not hold the file's bytes in one piece
     try:

@@ -1,4 +1,4 @@
-"""Reads ranges of files from other nodes' copies: authentication, serving, and retries.
+"""Reads ranges of files from other nodes' copies, and serves this node's copies to other nodes.
 
 Python connects and authenticates (tcp.py, server.py); C (csrc/peers) transfers the bytes without
 holding Python's global lock.

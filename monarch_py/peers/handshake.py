@@ -14,12 +14,12 @@ secret itself is never sent.
 
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side takes these
 addresses from its own `Party`, not from the other side. The labels prevent reflection: one side's
-proof is never valid as the other's. The random numbers prevent replay of an old proof. Ranks and
-addresses prevent relay: an attacker at the address of one node cannot pass a proof on to another
-node. The client sends its proof first, so that a stranger learns nothing.
+proof is never valid as the other side's proof. The random numbers prevent replay of an old proof.
+Ranks and addresses prevent relay: an attacker at the address of one node cannot pass a proof on to
+another node. The client sends its proof first, so that a stranger learns nothing.
 
-Each side then derives two keys from the secret and t: one for what it sends, one for what it
-receives. These keys authenticate all further messages: requests and frames in C
+Each side then derives two keys from the secret and t: one for the data that it sends, one for the
+data that it receives. These keys authenticate all further messages: requests and frames in C
 (csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
@@ -120,7 +120,10 @@ class Party:
         return hmac.digest(self.secret, label + transcript, "sha256")
 
     def keys(self, transcript: bytes, mine: bytes, theirs: bytes) -> Keys:
-        """Returns the keys of a connection.  mine, theirs : the labels of the two ends' proofs"""
+        """Returns the keys of a connection.
+
+        mine, theirs : the labels of this end's proof and of the other end's proof
+        """
         size = lib.MONARCH_KEY_BYTES
         says, hears = (self.prove(b"key of " + end, transcript)[:size] for end in (mine, theirs))
         return Keys(says, hears)
@@ -193,7 +196,7 @@ def introduce(
     deadline: float,
     purpose: Purpose = Purpose.FILES,
 ) -> Keys:
-    """The client's side of the handshake, on a connected socket. Returns the connection's keys.
+    """Does the client's side of the handshake on a connected socket. Returns the connection's keys.
 
     rank : the rank of the node that should answer;  deadline : on time.monotonic() [s]
 

@@ -21,8 +21,8 @@ FIRST_PAUSE_S = 0.5
 # The longest of these pauses [s]. It limits how long a repaired link stays unused.
 LONGEST_PAUSE_S = 30.0
 # After a pause, one thread tries the peer, and the other threads wait for the result for at most
-# this long [s]. This time is many times the duration of a live peer's handshake. It is a small part
-# of the time that the first thread loses if the peer hangs.
+# this long [s]. This limit is far longer than a live peer's handshake, and far shorter than the
+# time that the first thread loses if the peer hangs.
 HEARSAY_S = 0.1
 # Failures whose usual cause is a third party, not the peer. They are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
@@ -44,14 +44,15 @@ class Peer:
         self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        # _is_tried: one thread tries the peer after a pause, and the others wait for its result.
-        # _has_greeted: a handshake has succeeded since the last failure.
+        # _is_tried: whether a thread is trying the peer after a pause; other threads wait for its
+        # result. _has_greeted: whether a handshake has succeeded since the last failure.
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The reason for the pause. The pause continues even if another thread's exchange succeeds.
+        # The failure that began the pause. The pause goes on even if another thread's exchange
+        # succeeds.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -72,7 +73,8 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """Returns a new link. Raises Unreachable if none can be connected, and during a pause."""
+        """Returns a new link. Raises Unreachable if no link can be connected, and during a
+        pause."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
@@ -113,7 +115,7 @@ class Peer:
             pause = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             if self._clock() >= self._again_at:
                 level = logging.WARNING if status in SUSPICIOUS else logging.INFO
-                log.log(level, "peer %d: %s; asked again in %.1f s", self.rank, status.name, pause)
+                log.log(level, "peer %d: %s; next attempt in %.1f s", self.rank, status.name, pause)
                 self._failures = min(self._failures + 1, 10)
                 self._again_at = self._clock() + pause
             self.last_failure = self._pause_status = status

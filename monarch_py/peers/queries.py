@@ -33,9 +33,10 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """Asks the daemon of this rank and returns its answer. Raises Unreachable as `tcp.connected`
-    does. Also raises Unreachable: TIMEOUT if the answer is not complete in time, FORGED if the
-    answer was changed in transit, REFUSED if the answer is too long."""
+    """Sends the daemon of this rank a query of this purpose, and returns the daemon's answer.
+    Raises Unreachable as `tcp.connected` does. Also raises Unreachable: TIMEOUT if the answer is
+    not complete in time, FORGED if the answer was changed in transit, REFUSED if the answer is too
+    long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)

@@ -25,15 +25,15 @@ THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept [s]. The time is long enough for the pauses between the bursts of
-# requests of an epoch.
+# How long an idle link is kept [s]. An epoch's requests come in bursts, and this limit is longer
+# than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
-# A peer is disconnected after this time without progress [s]: it sends nothing in the middle of a
-# request, or does not receive its answer.
+# A peer is disconnected if, for this time [s], it sends nothing in the middle of a request or does
+# not receive its answer.
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
-# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be late. The clients' limits
-# (tcp.py) are longer by a few such ticks.
+# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. The clients'
+# limits (tcp.py) are longer by a few times 100 ms.
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time after it has connected [s].
 GREETING_LIMIT_S = 1.0
@@ -41,8 +41,8 @@ GREETING_LIMIT_S = 1.0
 # connection replaces the oldest one, so that silent clients cannot keep other clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. It is long because the daemons of a large job all connect
-# at once. If the queue has no room for a connection, the connection's first packet is lost, and is
-# sent again only a second later.
+# at once. If the queue has no room for a connection, the kernel drops the connection's first
+# packet, and the client sends it again only a second later.
 BACKLOG = 1024
 # If accept(2) fails for lack of a descriptor or of memory, the next call is made after this pause
 # [s].
@@ -125,7 +125,7 @@ class PeerServer(ABC):
     # --- public ----------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """The counters of struct monarch_peer_counts, by name (csrc/peers/peers.h)."""
+        """Returns the counters of struct monarch_peer_counts (csrc/peers/peers.h), by name."""
         counts = ffi.new("struct monarch_peer_counts *")
         with self._open():
             lib.monarch_peer_server_counts(self._server, counts)
@@ -157,7 +157,7 @@ class PeerServer(ABC):
                     return
                 if key.fd == self._listener.fileno():
                     self._accept()
-                elif key.fd in self._strangers:  # `_accept` may have dropped it just now
+                elif key.fd in self._strangers:  # not if `_accept` has just disconnected it
                     self._hear(self._strangers[key.fd])
             now = time.monotonic()
             for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
@@ -217,7 +217,8 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so room that is found here is still free below.
+            # Only this thread adds connections, so room that is found here is still free when
+            # `adopt` is called below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:
@@ -235,8 +236,8 @@ class PeerServer(ABC):
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket for a PeerServer. Port 0 means any free port. Raises SessionError if a
-    socket cannot listen at this address."""
+    """Returns a listening socket for a PeerServer. Port 0 means any free port. Raises SessionError
+    if a socket cannot listen at this address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# Number of files of a source that every other node examines, to check that it sees the same file
-# system.
+# Number of files of a source that each other node examines, to check that the node sees the same
+# file system.
 SAMPLES = 3
 
 
@@ -45,8 +45,7 @@ class Listed:
 
 
 # The records of all sources, by the sources' numbers, and the time at which the scan of these
-# sources began [s]. The time is that of this node's time.monotonic(), even if another node has
-# scanned.
+# sources began [s]. The time is on this node's time.monotonic(), even if another node has scanned.
 Scanned = tuple[list[Listed], float]
 
 

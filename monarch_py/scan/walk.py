@@ -40,8 +40,8 @@ class Walk:
     source : the source's number
     ops_per_s : limit of operations on the source; 0 for no limit
     doorbell : a C pointer, rung when `take` can return a batch
-    directories : directories relative to the root; only these are listed, and with is_deep also all
-        their subdirectories. None for the whole tree
+    directories : the directories to list, relative to the root; None to list the whole tree. With
+        is_deep, all subdirectories of these directories are listed too
     known : three values: a catalog's struct monarch_writer *, the struct monarch_clients * of the
         programs, and a time at which the catalog had no files yet [ns]. The scan skips a file that
         the catalog already has under the same name and inode number, if the file's directory has
@@ -83,8 +83,8 @@ class Walk:
         self.is_finished = False
 
     def take(self) -> Batch | None:
-        """Returns the next batch; None if no batch is ready, or if all were taken
-        (`is_finished`)."""
+        """Returns the next batch. Returns None if no batch is ready, or if all batches were taken;
+        `is_finished` tells the two cases apart."""
         self._free()
         finished = ffi.new("int *")
         self._batch = batch = lib.monarch_scan_take(self._scan, finished)
@@ -108,15 +108,14 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : names in directories that `want` named. The number replaces what is left of the
-            last allowance; 0 keeps what is left, but an allowance without limit ends
-        more_others : names in all other directories. The number is added to what is left of the
-            last allowance
+        wanted : the new limit for names in directories that `want` named. 0 keeps the old limit, or
+            sets 0 if there was no limit
+        more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 
     def errors(self) -> tuple[int, int]:
-        """The number of names that could not be read, and the first errno."""
+        """Returns the number of names that could not be read, and the errno of the first one."""
         first = ffi.new("int *")
         return int(lib.monarch_scan_errors(self._scan, first)), int(first[0])
 

@@ -20,8 +20,8 @@ def container() -> str:
 
 
 def is_of_the_image(path: Path) -> bool:
-    """Whether a path is below no mount point except the root. In a container, such a path belongs
-    to the image. False if the mounts cannot be read."""
+    """Whether a path is on the mount of the root directory. In a container, this mount has the
+    image's files. False if the list of mounts cannot be read."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:

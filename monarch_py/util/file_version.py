@@ -1,4 +1,4 @@
-"""The version of a file, by which other content of the file is noticed."""
+"""The version of a file. It shows whether the file's content was replaced."""
 
 from pathlib import Path
 

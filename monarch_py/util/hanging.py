@@ -1,8 +1,8 @@
 """Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
 A system call on a file system that hangs may never return, and no signal ends the call. So a child
-process makes the call, and is abandoned if the call hangs. A thread cannot take its place, because
-a thread that hangs would keep this process from ending.
+process makes the call, and is abandoned if the call hangs. A thread cannot make the call instead: a
+thread that hangs would keep this process from ending.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Determines whether other users could replace one of our directories with one of their own.
 
-Other users cannot replace a directory if they may not change its parent directory, nor the parent
-of the parent, and so on up to the root. Links on the way are checked like directories.
+Other users can replace a directory if they may change its parent directory, or the parent of the
+parent, and so on up to the root. Links on the way are checked like directories.
 """
 
 import grp
@@ -45,7 +45,7 @@ def doubts(directory: Path) -> list[Doubt]:
 
 def why_not_private(path: Path) -> str:
     """Returns why `path` is not a directory that only this user can access (mode 0700), and what to
-    do about it; "" if it is such a directory. Raises OSError if `path` does not exist."""
+    do about it; "" if `path` is private in this sense. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -80,8 +80,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
-    # In both cases nobody else can replace anything. A link's mode has no meaning. In a sticky
-    # directory, only a file's owner and the directory's owner may rename or remove the file.
+    # A link's mode has no meaning. In a sticky directory, only a file's owner and the directory's
+    # owner may rename or remove the file. So in both cases no other user can replace anything.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:

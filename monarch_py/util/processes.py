@@ -50,7 +50,8 @@ def own_processes() -> Iterator[Path]:
 
 
 def mapping(beginning: str) -> Iterator[Path]:
-    """Yields those of `own_processes` that map a file whose path starts with `beginning`."""
+    """Yields the processes among `own_processes` that have mapped a file whose path starts with
+    `beginning`."""
     for process in own_processes():
         with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():
@@ -71,8 +72,8 @@ def began(process: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a process, which need not be a child of this one. A later process with the
-    same PID has another identity.
+    """The identity of a process, which need not be a child of this process. A later process with
+    the same PID has another identity.
 
     began : the result of the function `began`; 0 for a process that had ended
     """

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-# The least length of a word that is searched for inside other words; shorter words occur in too
-# many of them.
+# The least length of a word that is searched for inside other words; shorter words occur inside too
+# many known words.
 LEAST_PIECE = 4
 
 

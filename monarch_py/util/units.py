@@ -37,13 +37,13 @@ def parse_size(size: str) -> int:
 
 def parse_amount(amount: str) -> float:
     """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise the text is read as
-    by parse_size."""
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). In all other
+    respects, the text is read as by parse_size."""
     return float(_parsed(amount, amount, "size")[0])
 
 
 def parse_rate(rate: str) -> float:
-    """The bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
+    """Returns the bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
 
     Raises ValueError, with one sentence, for other text, and for rates of 0 or less.
     """
@@ -56,7 +56,8 @@ def parse_rate(rate: str) -> float:
 
 
 def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
-    """The exact number of bytes that `text` means, and the bytes of its unit.
+    """Returns the exact number of bytes that `text` means, and the number of bytes of the text's
+    unit.
 
     written : the user's whole text, for errors (`text` may be a part of it);  what : "size" or
         "rate"
@@ -99,7 +100,7 @@ def _tenths(n_bytes: int, unit: int) -> int:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number with its noun: ``1 copy``, ``1,234 copies``."""
+    """Returns a number with its noun: ``1 copy``, ``1,234 copies``."""
     if n == 1:
         return f"1 {noun}"
     return f"{n:,} {noun[:-1]}ies" if noun.endswith("y") else f"{n:,} {noun}s"

@@ -351,7 +351,7 @@ def test_groups_change_only_between_epochs(tmp_path: Path) -> None:
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 20) as loader, loading(dataset, 10, 30) as other:
         other.load_state_dict(loader.state_dict())
-        with pytest.raises(ConfigError, match="state: group is 20 there and 30 here"):
+        with pytest.raises(ConfigError, match="state: group is 20, but this loader has 30"):
             other.load_state_dict(loader.state_dict(5))
         other.load_state_dict(loader.state_dict(10))
         assert list(other) == []

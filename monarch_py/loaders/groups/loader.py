@@ -1,4 +1,5 @@
-"""GroupLoader: reads groups of neighbouring samples ahead (Lee and others, 2021, section III).
+"""GroupLoader: reads groups of neighbouring samples ahead, as in Lee and others (2021), section
+III.
 
 A full shuffle of small samples needs a request for each sample. A group is many neighbouring
 samples, and is read as a whole. Groups come in random order, and so do the samples within a group.
@@ -60,7 +61,8 @@ Asked = tuple[Run, int, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The epoch that is expected next. The reading process may be reading its first groups already.
+    """The epoch that is expected next. The reading process may already read the epoch's first
+    groups.
 
     groups : all groups of the epoch
     asked : the groups that the reading process was asked for
@@ -87,21 +89,21 @@ class GroupLoader:
     buffer, with many requests in flight, while the training uses the other buffer. Towards the end
     of an epoch the process reads the first groups of the next epoch.
 
-    Groups mix samples less than a full shuffle does. Lee and others found that a training is as
-    good as with a full shuffle under two conditions: it runs fewer epochs than a group has samples,
-    and the dataset is not sorted by class. The loader warns of too many epochs, and of a dataset
-    whose labels are sorted.
+    Groups mix samples less than a full shuffle does. Lee and others found two conditions under
+    which the training is as good as with a full shuffle: it runs fewer epochs than a group has
+    samples, and the dataset is not sorted by class. The loader warns of too many epochs, and of a
+    dataset whose labels are sorted.
 
     All ranks make equally many steps, and in each step their batches have the same size. So an
-    epoch uses (-length) % world_size samples twice, and all others once. With `drop_last`, it uses
-    no sample twice: it leaves out length % world_size samples, and also each rank's last batch if
-    that batch is not full.
+    epoch uses (-length) % world_size samples twice, and all other samples once. With `drop_last`,
+    it uses no sample twice: it leaves out length % world_size samples, and also each rank's last
+    batch if that batch is not full.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged
-    group : the number of samples in a group. 'auto' chooses so many that a group has at least 16
-        MiB and more than `epochs` samples. It chooses fewer if two such groups exceed `memory`, or
-        if there would be fewer groups than ranks
+    group : the number of samples in a group. 'auto' chooses a number with which a group has at
+        least 16 MiB and more than `epochs` samples. It chooses a smaller number if two groups would
+        exceed `memory`, or if there would be fewer groups than ranks
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
         for so many epochs, and reads no groups ahead after the last epoch
     labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
@@ -112,8 +114,8 @@ class GroupLoader:
     start_method : how the reading process is started, as multiprocessing names it; None for the
         default of multiprocessing
 
-    `times` tells how long the training has waited in this epoch. Iterating raises MonarchError if
-    the reading process is killed or stopped, or if samples cannot be read.
+    The attribute `times` tells how long the training has waited in this epoch. Iterating raises
+    MonarchError if the reading process is killed or stopped, or if samples cannot be read.
     """
 
     def __init__(
@@ -191,15 +193,15 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that were done when the state was taken. If the number of
-        ranks, the batch size, the group size or `drop_last` has changed, groups are dealt in
-        another way. The state must then have been taken at the beginning or the end of an epoch."""
+        ranks, the batch size, the group size or `drop_last` has changed since, ranks get other
+        batches. A state from the middle of an epoch then raises ConfigError."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
         for name in fixed if is_whole else settings:
             if state.get(name) != settings[name]:
                 raise ConfigError(
-                    f"state: {name} is {state.get(name)!r} there and {settings[name]!r} here;"
+                    f"state: {name} is {state.get(name)!r}, but this loader has {settings[name]!r};"
                     f" give the same {name}, or continue from the end of an epoch"
                 )
         done = 0 if state["done"] == 0 else len(self) if is_whole else int(state["done"])
@@ -244,7 +246,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns an epoch from the step `begin` on. None of its groups was asked for yet."""
+        """Returns the part of an epoch from the step `begin` on. The reader was asked for none of
+        its groups yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -262,8 +265,8 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # __iter__ has made this generator, but it begins to run only when its first item is asked
-        # for. In between, another iteration may have begun, or the process may have forked.
+        # __iter__ makes this generator, but the generator begins to run only when its first item is
+        # asked for. In between, another iteration may have begun, or the process may have forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):
@@ -272,7 +275,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # the reader that was asked for these groups has been closed since
+            if ahead.asked:  # a reader that is closed by now was asked for these groups
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
@@ -316,7 +319,7 @@ class GroupLoader:
 
 
 class _Groups:
-    """The groups of an iteration. At most two are in the slots: each of them has been read or is
+    """The groups of an iteration. Each of the two slots is free, or has a group that was read or is
     being read."""
 
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
@@ -341,8 +344,8 @@ class _Groups:
             self._asked.append((run, slot, self._reader.ask(slot, run.samples)))
 
     def samples(self, begin: int, end: int) -> Any:
-        """Returns the samples at the places `begin` to `end` - 1 of the rank's epoch: an array of
-        rows, or a list of bytes."""
+        """Returns the samples at the positions `begin` to `end` - 1 of the rank's epoch, as an
+        array of rows or a list of bytes."""
         out: Any = []
         if self._row is not None:
             out = np.empty(self._shape(end - begin), dtype=self._row.dtype)
@@ -363,7 +366,7 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """Waits until the run that contains the place `at` was read, and returns it."""
+        """Waits until the run that contains the position `at` was read, and returns the run."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()

@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses other groups.
 
 The memory has no name, and the process ends when the training ends, even if the training is killed.
-So neither outlives the training.
+So neither the memory nor the process outlives the training.
 """
 
 import multiprocessing
@@ -111,7 +111,8 @@ class GroupReader:
         return self._ring.slot(number)
 
     def ask(self, slot: int, samples: Ints) -> int:
-        """Asks for samples to be read back to back into a slot. Returns the number of the task.
+        """Asks the reading process to read samples back to back into a slot. Returns the task's
+        number.
 
         samples : their numbers, in rising order
         """
@@ -144,7 +145,7 @@ class GroupReader:
             stopped = stopped + 1 if not ready and _is_stopped(self.pid) else 0
             if stopped >= STOPPED_LOOKS:
                 raise MonarchError(
-                    f"groups: the process that reads them ({self.pid}) was stopped by a signal;"
+                    f"groups: the process that reads groups ({self.pid}) was stopped by a signal;"
                     " begin the epoch again to start a new process"
                 )
 
@@ -163,7 +164,7 @@ class GroupReader:
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
         return MonarchError(
-            f"groups: the process that reads them {how}; begin the epoch again to start a new"
+            f"groups: the process that reads groups {how}; begin the epoch again to start a new"
             " process"
         )
 
@@ -175,7 +176,8 @@ class GroupReader:
 def _end(process: Any, link: Connection, owner: int) -> None:
     if os.getpid() != owner:  # a forked child of the training
         return
-    # Closing the pipe is not enough: other forked processes may hold copies of this end.
+    # Closing the pipe is not enough: other forked processes may have copies of this end, which keep
+    # the pipe open.
     with suppress(OSError):
         link.send(None)
     link.close()
@@ -183,7 +185,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # a read from a source that hangs may keep it alive
+        process.join(END_S)  # a read that hangs may keep the process alive
 
 
 def _is_stopped(pid: int) -> bool:

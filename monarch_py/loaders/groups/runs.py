@@ -14,10 +14,11 @@ from monarch_py.plan.schedule import EpochSchedule
 class Run:
     """Consecutive samples of a rank's epoch that are of the same group.
 
-    begin : the place of the first sample in the rank's epoch
-    end : the place after the last sample
-    samples : (samples,) int64, the different samples of the run in rising order, as they are read
-    within : (end - begin,) int64; the sample at the place begin + i is samples[within[i]]
+    begin : the position of the first sample in the rank's epoch
+    end : the position after the last sample
+    samples : (samples,) int64, the numbers of the run's samples in rising order, without
+        duplicates; the run is read in this order
+    within : (end - begin,) int64; the sample at the position begin + i is samples[within[i]]
     """
 
     begin: int
@@ -47,12 +48,12 @@ class RankGroups:
 
     @cached_property
     def borders(self) -> list[int]:
-        """The places where runs begin, and the end of the last run."""
+        """The positions where runs begin, and the end of the last run."""
         changes = np.flatnonzero(np.diff(self.samples // self.group)) + 1
         return [0, *changes.tolist(), len(self.samples)]
 
     def runs(self, begin: int) -> Iterator[Run]:
-        """Yields the runs, from the run that contains the place `begin` on."""
+        """Yields the run that contains the position `begin`, and all later runs."""
         borders = self.borders
         first = int(np.searchsorted(borders, begin, side="right")) - 1
         for low, high in zip(borders[first:-1], borders[first + 1 :], strict=True):

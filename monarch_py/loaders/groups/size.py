@@ -8,12 +8,12 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.groups.reader import GroupReader
 
 # The smallest group that 'auto' chooses if memory and the number of ranks allow it [bytes]. The
-# reader has 2 MiB in flight (16 reads of 128 KiB), except at the beginning and the end of a group.
-# In a group of 16 MiB, this exception hardly matters. Lee and others found that the training does
-# not wait for groups of 11 MiB or more: they are read while it computes.
+# reader has 2 MiB in flight (16 reads of 128 KiB), but less at the beginning and the end of a
+# group. In a group of 16 MiB, this hardly slows the reads. Lee and others found that the training
+# does not wait for groups of 11 MiB or more.
 GROUP_BYTES = 16 << 20
-# A dataset is called sorted if a group has few classes on average: less than this share of the
-# number that a group of random samples would have.
+# The loader warns that a dataset is sorted if a group has few classes on average: less than this
+# share of the classes that a group of random samples would have.
 FEW_CLASSES = 0.5
 
 

@@ -22,8 +22,8 @@ from monarch_py.util.units import format_size
 log = logging.getLogger("monarch.loaders")
 
 # The environment variables in which launchers name a job. Two jobs do not share memory, because
-# files may have changed between the two. A job without a launcher is identified by its session
-# (setsid), which a terminal or a service begins.
+# files may have changed after the first job read them. A job without a launcher is identified by
+# its session (setsid), which a terminal or a service begins.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -53,8 +53,9 @@ class KeptDataset:
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
         their bytes; otherwise they are stored pickled
     keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
-        whose `holders` name the nodes that keep each sample; None for all samples
-    quota : the most memory that all processes of the node use together; less if less is available
+        whose `holders` name the nodes that keep each sample; None to keep all samples
+    quota : the most memory that all processes of the node use together; less is used if the node
+    has less available
     name : identifies the dataset on this node; None identifies it by its pickled form
 
     Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
@@ -71,8 +72,8 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Compute the identity before the first read, because a read may change the dataset's
-        # pickled form.
+        # Compute the identity before the first read: a read may change the dataset's pickled form,
+        # which identifies the dataset.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]
@@ -137,7 +138,7 @@ class KeptDataset:
         starts = np.cumsum(lengths) - lengths
         if lengths.sum() > len(memory):
             raise ConfigError(
-                f"out: {len(memory)} bytes, but the samples have {lengths.sum()}; give more"
+                f"out: {len(memory)} bytes, but the samples have {lengths.sum()}; give a larger one"
             )
         missing = np.zeros(len(numbers), dtype=np.uint8)
         target = ffi.from_buffer("char[]", memory, require_writable=True)
@@ -189,8 +190,8 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Takes this process off the list of processes that share the memory. The memory ends with
-        the last process that maps it."""
+        """Takes this process off the list of processes from which later processes open the memory.
+        The memory ends with the last process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class KeptDataset:
     def _value(self, stored: memoryview) -> Any:
         """Returns a copy of the sample that the stored bytes represent."""
         if self.sample_form is None:
-            return pickle.loads(stored)  # noqa: S301  this user's own
+            return pickle.loads(stored)  # noqa: S301  this user stored it
         if self.sample_form.is_bytes:
             return bytes(stored)
         array = np.frombuffer(stored, dtype=self.sample_form.dtype).reshape(self.sample_form.shape)
@@ -246,12 +247,14 @@ class _Layout:
     def begin(self, memory: mmap.mmap) -> None:
         store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
         store.samples, store.data = self.samples, self.data
-        # If less than `room` is available, less of the mapping is used. Its size stays the same.
+        # If less memory than `room` is available, less of the mapping is used. The size of the
+        # mapping stays the same.
         store.room = min(self.room, available_bytes())
 
 
 def _places(keeps: Any, length: int) -> Ints:
-    """Returns each sample's place in the table of entries, (samples,); -1 if it is not kept.
+    """Returns the index of each sample's entry in the shared memory, (samples,); -1 if the sample
+    is not kept.
 
     length : the number of samples
     """
@@ -283,8 +286,8 @@ def _identity(name: str | None, dataset: Any) -> bytes:
 
 
 def _key(parts: Sequence[bytes]) -> str:
-    """The name of the memory. Processes share the memory if they belong to one job and have the
-    same `parts`."""
+    """Returns the name of the memory. Processes share the memory if they belong to one job and have
+    the same `parts`."""
     given = [os.environ.get(variable, "") for variable in JOBS]
     job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
     digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]

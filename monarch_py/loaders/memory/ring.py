@@ -24,8 +24,8 @@ PAGE = mmap.PAGESIZE
 
 
 def check_owner(owner: int) -> None:
-    """Raises MonarchError unless this process made the loader. A forked child has a loader that its
-    parent made.
+    """Raises MonarchError unless this process made the loader. A forked child must not use a loader
+    that its parent made.
 
     owner : the process that made the loader
     """
@@ -64,7 +64,8 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._fd = fd  # not before mmap: if mmap fails, the caller closes fd, so __del__ must not
+        # Set after mmap: if mmap fails, the caller closes fd, and __del__ must not close it again.
+        self._fd = fd
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.memory.madvise(mmap.MADV_DONTDUMP)  # to leave it out of core dumps
         whole = np.frombuffer(self.memory, dtype=np.uint8)
@@ -76,10 +77,10 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads them there before it fills the slot. If they were sent through the pipe, both
-        processes could block: the training while it sends the numbers, and the worker while it
-        sends a large answer. Returns the argument for `read_numbers`: the count of numbers, a
-        Pickled for other keys, or the numbers themselves if the slot is too small for them."""
+        reads the numbers there before it fills the slot. Sent through the pipe, they could block
+        both processes: the training while it sends the numbers, and the worker while it sends a
+        large answer. Returns the argument for `read_numbers`: the count of numbers, a Pickled for
+        other keys, or the numbers themselves if the slot is too small for them."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)
@@ -112,8 +113,8 @@ class Ring:
             self.close_descriptor()
 
     def __getstate__(self) -> dict[str, Any]:
-        # DupFd works only while a Process is being started. It gives the child a descriptor of its
-        # own.
+        # DupFd gives a child process a descriptor of its own. It works only while a Process is
+        # being started.
         return {
             "slots": self.slots,
             "slot_bytes": self.slot_bytes,

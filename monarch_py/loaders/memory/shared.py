@@ -33,9 +33,9 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    Other processes also get the memory by fork, or within the arguments of a Process. If a
-    SharedMemory is pickled for any other purpose, it finds its memory by the key when it is
-    unpickled.
+    Child processes also get the memory by fork, or with a SharedMemory among the arguments of a
+    Process. A SharedMemory that is pickled for any other purpose finds its memory by the key when
+    it is unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it
@@ -79,7 +79,7 @@ class SharedMemory:
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise MonarchError(
-                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); give less"
+                f"quota: {self.n_bytes} bytes of memory cannot be mapped ({error}); lower the quota"
             ) from None
         return fd
 
@@ -125,8 +125,8 @@ class SharedMemory:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens and locks a list, creating it if necessary. Yields its descriptor. Raises MonarchError
-    if another process does not release the lock."""
+    """Opens a list, which is created if necessary, and locks it. Yields the list's descriptor.
+    Raises MonarchError if another process does not release the lock."""
     limit = time.monotonic() + LOCK_LIMIT_S
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -155,8 +155,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """The lines of processes that still run. A malformed line, as after a crash of the node or an
-    edit by hand, is ignored."""
+    """Returns the lines of processes that still run. Malformed lines are ignored; a crash of the
+    node or an edit by hand may leave them."""
     lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
     whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}

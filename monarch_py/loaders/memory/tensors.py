@@ -13,8 +13,8 @@ def has_torch() -> bool:
 
 
 def as_tensor(array: Array) -> Any:
-    """Returns a tensor over the array's memory; the array itself if torch is not installed or does
-    not have the array's dtype."""
+    """Returns a tensor that shares the array's memory. Returns the array itself if torch is not
+    installed or does not have the array's dtype."""
     if not has_torch():
         return array
     import torch

@@ -1,7 +1,8 @@
-"""Reads HDF5 rows that lie in chunks, where a row is not always one contiguous range of the file.
+"""Reads HDF5 rows that lie in chunks. Such a row is not always one contiguous range of the file.
 
-A filtered chunk is read whole and decoded once, for all wanted rows in it. A chunk without filters
-may have only a part of each row; of such a chunk, only the parts of wanted rows are read.
+A filtered (encoded) chunk is read whole and decoded once, for all wanted rows in it. An unfiltered
+chunk may contain only a part of each row. From an unfiltered chunk, only the parts of wanted rows
+are read.
 """
 
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ class RowParts:
     one contiguous part of the row.
 
     numbers : (rows,) int64, each row's number in its file
-    places : (rows,) int64, each row's place in the `out` of `finish`
+    places : (rows,) int64, each row's index in the `out` of `finish`
     """
 
     def __init__(self, file: int, rows: Rows, numbers: Ints, places: Ints) -> None:
@@ -73,11 +74,11 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks, which are decoded band by band. A band is all chunks that have parts
-    of the same rows.
+    """Rows in filtered chunks. The chunks are decoded band by band: a band is all chunks that have
+    parts of the same rows.
 
     file, rows, numbers, places : as for RowParts
-    decoder : the decoder of the same file; the band that it decoded last is not read again
+    decoder : the file's decoder; it keeps the band that it decoded last, which is not read again
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class Bands:
             out[self._places[wanted]] = decoded[self._within[wanted]]
 
     def _decode(self, band: int, content: Array, at: int, out: Array) -> int:
-        """Decodes the chunks of a band, whose bytes begin at `content[at]`. Returns the place in
-        `content` where the bytes of the next band begin."""
+        """Decodes the chunks of one band into `out`. The band's bytes begin at `content[at]`.
+        Returns the index in `content` at which the next band's bytes begin."""
         chunks = self._chunks
         chunk = np.empty(chunks.shape, self._rows.dtype)
         for column, corner in enumerate(chunks.corners(self._rows.shape)):
@@ -126,7 +127,8 @@ class Bands:
 
 
 def plain_offsets(rows: Rows) -> Ints | None:
-    """Returns each row's offset in the file, (rows,) int64; None if a row is not one range."""
+    """Returns each row's offset in the file, (rows,) int64. Returns None if not every row is one
+    contiguous range of the file."""
     if rows.offset is not None:
         return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)
     chunks = rows.chunks

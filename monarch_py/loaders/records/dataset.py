@@ -22,16 +22,16 @@ from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
-# One read can bring two samples if it also reads the unwanted bytes between them, the gap. A
-# process measures how large a gap is worth reading, and limits the result to these bounds [bytes].
-# A gap below a page costs nothing, because sources read whole pages anyway. The upper bound spares
-# the source, from which other programs read too.
+# The bounds of the largest gap that is worth reading [bytes]. A gap is the unwanted bytes between
+# two samples: a read that includes the gap brings both samples. Each process measures the largest
+# gap and limits it to these bounds. A gap below a page costs nothing, because sources read whole
+# pages anyway. The upper bound spares the source, from which other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # The numbers of bytes that frame a record's data in a TFRecord file: before and after the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces their locks: if a thread of the parent has a
-# lock during the fork, the lock stays locked in the child, which does not have that thread.
+# The datasets of this process. A forked child gives them new locks: a lock that another thread of
+# the parent had locked during the fork would stay locked in the child forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -49,10 +49,10 @@ class RecordDataset:
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
-    A sample of HDF5 is a row, as an ndarray. Samples of other kinds are bytes: a fixed-size record,
-    the data of a TFRecord's record, or a part of a tar: the members of one sample with their
-    headers. `tar_members` takes such a part apart. Samples are numbered file by file, in the order
-    of the files' paths, and within a file in the file's order.
+    A sample of an HDF5 file is a row, as an ndarray. A sample of another kind of file is bytes: a
+    fixed-size record, the data of a record in a TFRecord file, or a range of a tar. The range has
+    the members of one sample with their tar headers; `tar_members` returns the members. Samples are
+    numbered file by file, in the order of the files' paths, and within a file in the file's order.
 
     A DataLoader gets a batch through `__getitems__`, which has up to `in_flight` reads under way at
     once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one after
@@ -71,7 +71,7 @@ class RecordDataset:
         records [bytes]
     patterns : patterns of file names; by default they match the usual names of the kind
     index : the index of the files below `path`, or the path of an index that `monarch plan index`
-        made; by default the constructor makes the index, for which it reads the tables of all files
+        made; by default the constructor indexes all files itself
     length : the number of samples in the training's plan; ConfigError is raised if the dataset has
         another number
     join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
@@ -261,7 +261,7 @@ class RecordDataset:
         needed = int(self.sizes[wanted].sum())
         if needed > len(memory):
             raise ConfigError(
-                f"out: {len(memory)} bytes do not hold {needed}; give a larger buffer"
+                f"out: {len(memory)} bytes, but the samples have {needed}; give a larger buffer"
             )
         self._read(wanted, memory[:needed])
 
@@ -299,7 +299,7 @@ class RecordDataset:
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
         """Returns one Part for each file that has wanted rows in chunks.
 
-        places : the places in `wanted` of the rows that lie in chunks
+        places : the indices in `wanted` of the rows that lie in chunks
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():
@@ -341,8 +341,8 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents into memory; each `start` is an address. Opens at most MOST_OPEN files at
-        once."""
+        """Reads extents into memory. The `start` of each extent is a memory address here. Opens at
+        most MOST_OPEN files at once."""
         if self.index.files > MOST_OPEN:
             numbers = np.unique(extents.file)
             for begin in range(0, len(numbers), MOST_OPEN):
@@ -361,10 +361,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Finds the largest gap between two samples at which one read of both is faster than two
+        """Measures the largest gap between two samples at which one read of both is faster than two
         reads. It times a read of the first sample, and a longer read that begins at the second
-        sample; `crossing` computes the gap from the two times. Returns 0 if the second read cannot
-        be longer."""
+        sample. `crossing` computes the gap from the two times. Returns 0 if no longer read is
+        possible at the second sample."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -389,7 +389,7 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
 
     A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
     each costs `latency / in_flight`. Unwanted bytes are worth reading if reading them takes no
-    longer than that.
+    longer than this cost.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

@@ -16,8 +16,8 @@ MOST_OPEN = 256
 
 
 class Descriptors:
-    """Descriptors of a dataset's files. A file is opened when it is first needed; it is refused if
-    its size differs from the index.
+    """Descriptors of a dataset's files. A file is opened when it is first needed. MonarchError is
+    raised if the file's size differs from the index.
 
     path_of : returns the path of a file by its number
     sizes : (files,) the files' sizes in the index [bytes]

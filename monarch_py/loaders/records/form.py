@@ -6,7 +6,8 @@ import numpy as np
 
 
 class Form(NamedTuple):
-    """The form of the samples of a dataset whose `read_into` reads the bytes of `dataset[i]`.
+    """The form of a dataset's samples. The dataset's `read_into` reads the same bytes that
+    `dataset[i]` returns.
 
     shape : the shape of a sample; None if samples differ in size
     is_bytes : whether `dataset[i]` is bytes rather than an array
@@ -45,10 +46,10 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether `read_into` surely reads what `dataset[i]` returns. This is not sure if a derived
-    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset: such a
-    class may change samples. Some classes change samples only sometimes, so comparing one sample is
-    not enough."""
+    """Whether `read_into` certainly reads what `dataset[i]` returns. This is uncertain if a derived
+    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset: the
+    `dataset[i]` of these classes may change samples. It may change only some samples, so a
+    comparison of one sample is not enough."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

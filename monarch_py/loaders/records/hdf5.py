@@ -1,8 +1,8 @@
 """Finds where the rows of an HDF5 dataset lie, and decodes its filtered chunks.
 
-h5py reads one row after the other under one lock. So h5py is asked only where rows lie, and rows
-are then read by offset, many at a time. Chunks are decoded in memory, by zlib and NumPy or by
-HDF5's own filters.
+h5py reads one row after the other under one lock. So h5py only tells where rows lie. The rows are
+then read by offset, many at a time, without h5py. Chunks are decoded in memory, by zlib and NumPy
+or by HDF5's own filters.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.errors import MonarchError
 from monarch_py.plan.builders import hdf5_chunks
 
-# The offset of a chunk that was never written, and so has no place in the file.
+# Stands for the offset of a chunk that was never written: the file has no bytes of this chunk.
 NOWHERE = -1
 # The numbers by which HDF5 identifies two filters.
 DEFLATE, SHUFFLE = 1, 2
@@ -55,8 +55,8 @@ class Chunks:
     """The chunks of a dataset. The chunks that hold parts of the same rows form a band.
 
     shape : the shape of a chunk; its first number is the number of rows in a band
-    offset, size : (bands, chunks of a band) int64, the place and the length of each chunk [bytes];
-        the offset of a chunk that was never written is NOWHERE
+    offset, size : (bands, chunks of a band) int64, the offset and the length of each chunk in the
+        file [bytes]; the offset of a chunk that was never written is NOWHERE
     skipped : (bands, chunks of a band) uint32, one bit for each filter: 1 if the filter was not
         applied to the chunk
     is_filtered : whether chunks must be decoded before their rows can be used
@@ -114,8 +114,8 @@ def _opened(path: Path, dataset: str) -> Iterator[Any]:
 
 
 def rows_of(path: Path, dataset: str) -> Rows:
-    """Returns where the rows of a dataset lie. Raises MonarchError, which names the file, if they
-    cannot be read by offset."""
+    """Returns where the rows of a dataset lie. Raises MonarchError, which names the file, if the
+    rows cannot be read by offset."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
             raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
@@ -223,13 +223,14 @@ class Decoder:
 
 
 class _InMemory:
-    """A dataset in memory, of two chunks, with the same filters as a dataset in a file."""
+    """A dataset in memory, with the same filters as a dataset in a file. HDF5 decodes chunks of the
+    file in it."""
 
     _numbers = count()
 
     def __init__(self, found: Any, settings: Any, chunk: tuple[int, ...]) -> None:
         h5py = import_h5py()
-        # HDF5 cannot have two files of one name open, not even in memory.
+        # HDF5 cannot open two files of the same name at once, even if they are in memory.
         name = f"monarch-decoded-{next(self._numbers)}"
         self._file = h5py.File(name, "w", driver="core", backing_store=False)
         space = h5py.h5s.create_simple((2 * chunk[0], *chunk[1:]))  # 2 chunks: see _forget_chunk

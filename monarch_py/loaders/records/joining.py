@@ -62,8 +62,8 @@ def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that together read the extents.
 
     gap : the largest gap of unwanted bytes between two extents that one read may include. Two
-        extents that overlap are always joined. Otherwise two extents of PIECE bytes or more are
-        never joined
+        extents that overlap are always joined. Two extents that do not overlap are never joined if
+        both have PIECE bytes or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -90,7 +90,7 @@ def join(extents: Extents, gap: int) -> Joined:
 
 
 def _beginnings(rising: Extents, gap: int) -> Ints:
-    """Returns the places in `rising` at which a read begins.
+    """Returns the indices in `rising` of the extents at which a new read begins.
 
     rising : the extents, sorted by file and offset
     """
@@ -107,8 +107,8 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads. A read that is longer than `piece` is cut at the offsets in its file that
-    are multiples of `piece`."""
+    """Returns the reads with long ones cut. A read that is longer than `piece` is cut at the
+    offsets in its file that are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():
         return reads

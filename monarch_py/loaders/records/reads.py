@@ -30,8 +30,8 @@ def read_all(
 ) -> None:
     """Reads lengths[i] bytes at offsets[i] of descriptors[i] to out[starts[i]:], for each read i.
 
-    At most `in_flight` reads are under way at once; they begin in order. The caller's thread makes
-    reads too, so Ctrl-C takes effect only after all reads have ended.
+    At most `in_flight` reads are under way at once. The reads begin in the order of the arguments.
+    The caller's thread makes reads too, so Ctrl-C takes effect only after all reads have ended.
 
     descriptors : (reads,) int32
     offsets, lengths, starts : (reads,) int64 [bytes]
@@ -52,7 +52,7 @@ def read_all(
     if min(np.min(offsets), np.min(lengths), np.min(starts)) < 0:
         raise ConfigError("offsets, lengths, starts: one is negative; give 0 or more")
     if np.max(np.asarray(starts) + lengths) > len(memory):
-        raise ConfigError(f"out: {len(memory)} bytes do not hold all reads; give a larger buffer")
+        raise ConfigError(f"out: {len(memory)} bytes, too few for all reads; give a larger buffer")
     base = address(memory)
     read_to(descriptors, offsets, lengths, base + np.asarray(starts), in_flight=in_flight)
 

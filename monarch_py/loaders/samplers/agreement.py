@@ -16,11 +16,11 @@ from monarch_py.errors import ConfigError
 
 _numbers = itertools.count()
 _turns: Counter[str] = Counter()  # how often `once` was called with each name
-_inherited: Any = None  # the store of the parent process; only the parent may use its connection
+_inherited: Any = None  # after a fork: the parent's store, whose connection only the parent may use
 
 
 def process_group() -> Any:
-    """torch.distributed, if it has a process group; else None."""
+    """Returns torch.distributed if it has a process group; otherwise None."""
     # If nothing has imported torch, no process group was made.
     group: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if group is None or not group.is_available():
@@ -42,15 +42,15 @@ os.register_at_fork(after_in_child=_inherit)
 
 
 def _store() -> Any:
-    """The store of the process group; None if there is none that this process may use."""
+    """Returns the store of the process group; None if this process may use no store."""
     store = _default_store()
     return None if store is _inherited else store
 
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    others wait for its result. In three cases, each rank does the work itself: there is no
-    process group, the first rank fails, or it takes longer than the store waits."""
+    others wait for its result. In three cases, each rank does the work itself: there is no process
+    group, the first rank fails, or its work takes longer than the store waits."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -71,9 +71,9 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 
 class Agreement:
-    """Checks once whether all ranks of the process group deal samples by the same inputs. The first
-    rank that checks leaves a digest of its inputs in the group's store. Each other rank compares
-    its own digest with that digest. No rank waits for another.
+    """Checks once that all ranks of the process group compute their schedules from the same inputs.
+    The first rank that checks leaves a digest of its inputs in the group's store. Each other rank
+    compares its own digest with that digest. No rank waits for another.
 
     A sampler is identified by its number among the samplers of its process. So all ranks must make
     their samplers in the same order.
@@ -83,9 +83,9 @@ class Agreement:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Compares `parts`, this rank's inputs, with those of the first rank that has checked.
-        Raises ConfigError if they differ. Arrays must be given as memoryviews; other objects are
-        compared by their repr."""
+        """Compares `parts`, this rank's inputs, with the inputs of the first rank that has checked.
+        Raises ConfigError if the inputs differ. Arrays must be given as memoryviews; other objects
+        are compared by their repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()

@@ -20,7 +20,8 @@ from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 
-# The most bytes that pickling adds to a sample. Each kept sample gets this much additional room.
+# The most bytes that pickling adds to a sample. `keep` reserves this much more memory for each kept
+# sample.
 PICKLED_BYTES = 512
 
 
@@ -28,7 +29,7 @@ class HeldSampler(ScheduledSampler):
     """A batch sampler that knows which nodes hold each sample.
 
     files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
-        `quota`, the sizes must be those of the samples as the dataset returns them
+        `quota`, the sizes must be the sizes of the samples as the dataset returns them
     batch_size : the number of samples of a rank in a step
     seed, shuffle, drop_last : as for DistributedSampler
     rank, world_size : None to take them from torch.distributed
@@ -37,12 +38,12 @@ class HeldSampler(ScheduledSampler):
         keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, any) the nodes that hold each sample, padded with -1, as a plan gives them
-        (planned.sampler_of); None to compute the holders
+    holders : (samples, any) the nodes that hold each sample, padded with -1; planned.sampler_of
+        passes the holders of a plan; None to compute the holders
     """
 
-    # Whether nodes that hold second copies count as holders. Daemons make second copies if there is
-    # room left.
+    # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
+    # their tiers have room left.
     EXTRA: ClassVar[bool]
     holders: Int32s  # (samples, any)
 
@@ -67,7 +68,7 @@ class HeldSampler(ScheduledSampler):
         super().__init__(
             found.samples, batch_size, seed, ranks, shuffle=shuffle, drop_last=drop_last
         )
-        # The sizes of the samples, if ranks keep them; None if daemons keep files.
+        # The sizes of the samples, if the ranks keep samples in memory; None if daemons keep files.
         self._sizes = None if quota is None else found.sample_sizes
         if holders is not None:
             held = given_holders(holders, found.samples)
@@ -83,8 +84,9 @@ class HeldSampler(ScheduledSampler):
     def keep(self, dataset: Any) -> KeptDataset:
         """Returns a dataset that reads `dataset`, and keeps in memory the samples whose holder is
         this node. Give the returned dataset to the loader. A kept sample is always returned as it
-        was first read, so apply random augmentations after the returned dataset, not in `dataset`.
-        Raises ConfigError for a sampler without a quota, because then daemons keep the files."""
+        was first read. So apply random augmentations to the samples of the returned dataset, not in
+        `dataset`. Raises ConfigError for a sampler without a quota, because then daemons keep the
+        files."""
         if self._sizes is None:
             raise ConfigError(
                 "quota: it is not given, so daemons keep the files and `keep` is not"

@@ -1,4 +1,5 @@
-"""Computes which nodes hold each sample. Daemons compute the same, so no rank has to ask them."""
+"""Computes which nodes hold each sample. Daemons compute the same holders, so no rank has to ask a
+daemon."""
 
 import hashlib
 import logging
@@ -29,7 +30,8 @@ from monarch_py.policies.rendezvous import file_keys
 
 log = logging.getLogger("monarch.loaders")
 
-# The number of threads that ask for file sizes, and the number of files of each thread's task.
+# The number of threads that ask the file system for file sizes, and the number of files that a
+# thread asks about in one task.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -85,9 +87,9 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """The sizes of the files, (paths,) [bytes]. Only one rank asks the file system, and the ranks
-    with the same paths share the result. This rank uses several threads, since a parallel file
-    system answers many requests at a time."""
+    """Returns the sizes of the files, (paths,) [bytes]. One rank asks the file system, and all
+    ranks with the same paths share the result. The rank asks in several threads, since a parallel
+    file system answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
@@ -108,7 +110,8 @@ def _sizes(paths: Sequence[str]) -> Ints:
 
 
 def quotas_of(quota: Quota, nodes: int) -> Ints:
-    """The bytes that each node keeps, (nodes,) int64. A single quota applies to every node."""
+    """Returns how much each node keeps, (nodes,) int64 [bytes]. A single quota applies to every
+    node."""
     if isinstance(quota, str) or not isinstance(quota, Sequence | np.ndarray):
         quota = [quota] * nodes
     each = list(quota)
@@ -144,9 +147,11 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
-    nodes : the number of nodes; all have this node's quotas, and are numbered as the daemons are
+    nodes : the number of nodes. All nodes must have this node's quotas, and the same numbers as
+        their daemons
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep; they take room from the dataset if not all files fit
+    others : further files that daemons keep. If not all files fit, these files leave less room for
+        the dataset
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()
@@ -156,7 +161,7 @@ def kept_by_daemons(
             " configuration, or give quota= to keep samples without daemons"
         )
     if files.paths is None:
-        raise ConfigError("files: daemons keep whole files; give their paths, or give quota=")
+        raise ConfigError("files: daemons keep whole files; give the files' paths, or give quota=")
     loaded = load_config(named)
     own = _within_sources(files.paths, loaded, named)
     further = _within_sources([os.path.abspath(path) for path in others], loaded, named)
@@ -180,8 +185,8 @@ def kept_by_daemons(
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
     """Returns the paths. A path that leads into a source through links is replaced by the path in
-    the source. Daemons keep only files of sources. So this function warns if some paths are in no
-    source, and raises ConfigError if all paths are in none."""
+    the source. Daemons keep only files in sources. So this function warns of paths outside all
+    sources, and raises ConfigError if every path is outside."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:

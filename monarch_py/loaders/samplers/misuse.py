@@ -1,5 +1,6 @@
-"""Detects callers that would deal samples to ranks twice, deliver batches out of order, or read
-another dataset.
+"""Detects loaders that must not use a batch sampler of Monarch. Such a loader would deal the
+samples to the ranks a second time, deliver batches out of order, or read a dataset of another
+length.
 
 A batch sampler does not know which loader uses it. But the loader calls `__iter__` or `__len__`,
 and the local variables of the calling function show which loader it is.
@@ -21,13 +22,14 @@ PACKAGES = frozenset(
 _TWICE = "it yields only this rank's batches, and {who} would deal them to the ranks again; {mend}"
 _MENDS = {
     "BatchSamplerShard": "do not pass this loader to accelerator.prepare",
-    "DistributedSampler": "pass the sampler to DataLoader as batch_sampler and nothing else, and"
-    " to Lightning's Trainer use_distributed_sampler=False",
+    "DistributedSampler": "pass this sampler only as DataLoader's batch_sampler, and pass"
+    " use_distributed_sampler=False to Lightning's Trainer",
 }
 
 
 def _sharding(thing: Any) -> str | None:
-    """Returns the name of the class of SHARDING to which `thing` belongs; None if there is none."""
+    """Returns the name in SHARDING of a class of `thing`; None if no class of `thing` is in
+    SHARDING."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
@@ -37,8 +39,9 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. One cause is Lightning: when it constructs a
-    batch sampler anew, it passes its own sampler as the first argument, where the files belong."""
+    """Raises ConfigError if `files` is a sampler. One cause is Lightning. It may construct a batch
+    sampler again, and then passes its own sampler as the first argument, which should be the
+    files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
@@ -49,13 +52,13 @@ def refuse_sampler(files: Any) -> None:
 
 
 def other_length(samples: int, dataset: Any) -> ConfigError | None:
-    """The error for a dataset whose number of samples differs from the sampler's; None if the
-    numbers are equal, or if the dataset has no length."""
+    """Returns an error if the dataset has another number of samples than the sampler. Returns None
+    if the numbers are equal, or if the dataset has no length."""
     if not hasattr(dataset, "__len__") or len(dataset) == samples:
         return None
     return ConfigError(
         f"files: the sampler has {samples} samples, and the loader's dataset has {len(dataset)};"
-        " give both the same, in the same order"
+        " give both of them the same files in the same order"
     )
 
 

@@ -43,7 +43,7 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
         )
     if not order.set_epoch:
         raise ConfigError(
-            f"set_epoch: {part.name!r} repeats one order in all epochs, but samplers do not;"
+            f"set_epoch: {part.name!r} repeats one order in all epochs, which no sampler does;"
             " write 'set_epoch: true'"
         )
     more: dict[str, Any] = {

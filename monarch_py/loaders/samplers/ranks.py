@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# Environment variables of torchrun, srun, Open MPI and MPICH. The first of each pair has the number
-# of all ranks, the second the number of ranks on this node. SLURM_NTASKS is not used, since it is
-# also set for a single process in an allocation for several tasks.
+# Environment variables of torchrun, srun, Open MPI and MPICH. A key is the variable with the number
+# of all ranks. Its value is the variable with the number of ranks on this node. SLURM_NTASKS is not
+# used, since it is also set for a single process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -24,7 +24,7 @@ class Ranks:
     rank : the rank of this process;  world_size : the number of all ranks
     per_node : the number of ranks on a node
     is_found : whether `rank` and `world_size` were detected, not given by the user. Detected
-        numbers must stay equal to those of the process group
+        numbers must stay equal to the numbers of the process group
     """
 
     rank: int
@@ -45,9 +45,9 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """Returns the ranks that the arguments name. An argument that is None is found out from
-        torch.distributed or the launcher. Raises ConfigError if a number is impossible or cannot be
-        found out."""
+        """Returns the ranks that the arguments describe. The value for an argument that is None
+        comes from torch.distributed or from the launcher. Raises ConfigError if a number is
+        impossible or cannot be found out."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         is_found = rank is None or world_size is None
@@ -64,8 +64,8 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Checks that detected numbers are still those of the process group. Raises ConfigError if
-        they were detected before there was a process group, and the group has other numbers."""
+        """Checks that detected numbers are still the numbers of the process group. Raises
+        ConfigError if they differ, because they were detected before the process group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())
@@ -92,8 +92,8 @@ def _per_node(world_size: int) -> int:
     if world_size == 1:
         return 1
     for ranks, local in LAUNCHERS.items():
-        # Each process of a launcher may start several ranks. Then the launcher's variables count
-        # processes instead of ranks, and must not be used.
+        # A process that a launcher has started may itself start several ranks. Then the launcher's
+        # variables count processes instead of ranks, and must not be used.
         is_launcher = os.environ.get(ranks) == str(world_size)
         told = os.environ.get(local, "")
         if is_launcher and told.isdecimal() and world_size % max(1, int(told)) == 0:

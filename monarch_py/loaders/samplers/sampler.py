@@ -1,4 +1,5 @@
-"""Batch samplers that follow a schedule, which a thread computes while the previous epoch runs.
+"""Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
+epoch runs.
 
 Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
 for 19 million samples, and next to nothing for one million. If the ranks of a node shared one
@@ -35,8 +36,8 @@ class RankEpoch:
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
     sizes : (steps,) the number of samples that are dealt to this rank in each step. If the number
-        is 0 and batches may not be empty, the batch is a sample of another rank; that sample counts
-        neither here nor in `weight`
+        is 0 and batches may not be empty, the batch is one sample of another rank; neither `sizes`
+        nor `weight` counts this sample
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -75,8 +76,8 @@ def _is_dealing(ranks: Ranks) -> bool:
 
 
 class _Ahead:
-    """A result that a thread computes before the result is asked for. A forked child does not have
-    the thread, and computes the result itself."""
+    """Computes a result in a thread, before the result is needed. A forked child does not have the
+    thread, and computes the result itself."""
 
     def __init__(self, make: Callable[[], RankEpoch]) -> None:
         self._make, self._pid = make, os.getpid()
@@ -97,15 +98,16 @@ class _Ahead:
 class ScheduledSampler(ABC):
     """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
 
-    The global batches have the samples that DistributedSampler gives with the same seed and
-    `batch_size`; only the dealing to ranks differs. With `drop_last`, the last samples are left out
-    if they cannot be divided equally among the ranks; a last batch that is not full is left out
-    too. Without `drop_last`, the epoch is padded with samples from its beginning, and the last
-    batch may be smaller.
+    A global batch has the same samples as with DistributedSampler, if the seed and `batch_size` are
+    the same; only the dealing to ranks differs. With `drop_last`, the last samples are left out if
+    they cannot be divided equally among the ranks. A last batch that is not full is left out too.
+    Without `drop_last`, the epoch is padded with samples from its beginning, and the last batch may
+    be smaller.
 
-    A state counts global batches. So a training can continue with the same global batches on
-    another number of ranks. If that number does not divide the size of a global batch, the ranks'
-    batches differ by one sample. `weight` corrects the loss for this difference.
+    The state in a checkpoint counts global batches. So a training can continue with the same global
+    batches on another number of ranks. If the new number of ranks does not divide the size of a
+    global batch, the ranks' batches differ by one sample. `weight` corrects the loss for this
+    difference.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class ScheduledSampler(ABC):
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
         self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
-        self._goes_on = False  # whether the training sets epochs, so that the next one is prepared
+        self._goes_on = False  # whether the training sets epochs; then the next epoch is prepared
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch if {ranks.world_size} ranks share"
@@ -173,8 +175,7 @@ class ScheduledSampler(ABC):
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
     def check_dataset(self, dataset: Any) -> None:
-        """Checks the number of samples in the dataset. Raises ConfigError if this sampler has
-        another number."""
+        """Raises ConfigError if the dataset has another number of samples than this sampler."""
         if (wrong := other_length(self._at.length, dataset)) is not None:
             raise wrong
 
@@ -189,8 +190,8 @@ class ScheduledSampler(ABC):
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
-        # An error in __iter__ would leave a half-made DataLoader, which would print errors of its
-        # own. So the error is raised when the first batch is asked for.
+        # If __iter__ raised the error, a half-made DataLoader would remain and would print errors
+        # of its own. So the error is raised here, when the first batch is asked for.
         if misuse is not None:
             raise misuse
         self._compare()
@@ -231,7 +232,7 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        at = replace(self._at, epoch=0)  # the epoch may differ: a rank may peek at a first batch
+        at = replace(self._at, epoch=0)  # epochs may differ: a rank may try out a batch
         return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:
@@ -294,9 +295,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None counts the batches that the iterator has handed out. For a DataLoader
-            with workers, which asks for batches ahead, that is too many: give `done`, unless the
-            loader counts batches itself (StatefulDataLoader)
+            beginning. None takes the number of batches that the iterator has handed out. A
+            DataLoader with workers asks for batches ahead, so that number is too large: give
+            `done`. StatefulDataLoader counts batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -306,7 +307,7 @@ class ScheduledSampler(ABC):
         return {**self._at.to_dict(), "done": int(given)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state_dict` was called: the next iteration begins with the batch after
+        """Continues from the position in `state`: the next iteration begins with the batch after
         the last delivered batch. The state's seed, shuffle, drop_last and size of the global
         batches replace the sampler's. The position is used only once: after an iteration has taken
         a batch, the next iteration begins at the epoch's first batch."""

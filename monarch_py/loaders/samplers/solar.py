@@ -1,4 +1,5 @@
-"""SolarSampler: batches that differ in size, so that nodes load equally many samples (SOLAR)."""
+"""SolarSampler, after the SOLAR paper: batches differ in size, so that nodes load equally many
+samples."""
 
 import logging
 from dataclasses import replace
@@ -20,18 +21,20 @@ log = logging.getLogger("monarch.loaders")
 
 class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap. The other samples are dealt so that all nodes load equally many (SOLAR 4.3).
+    a cap. The other samples are dealt so that all nodes load equally many (section 4.3 of the SOLAR
+    paper).
 
-    A sample has one holder, which is the same in all epochs. No other choice of holders can save
-    more loads: an epoch uses each sample once, and only samples without a holder are loaded from
-    the source. A node takes a sample of another holder in two cases only: the holder has reached
-    the cap, or a rank would have fewer than `least` samples.
+    A sample has at most one holder, which is the same in all epochs. No other choice of holders
+    could save more loads: an epoch uses each sample once, and loads only samples without a holder
+    from the source. A node takes a sample of another holder in two cases only: the holder has
+    reached the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
         room for them
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
-        summed (`weight`)
-    epoch_order : whether to run the epochs in the order that loads the fewest samples (SOLAR 4.2)
+        summed (see `weight`)
+    epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
+        of the paper)
     epochs : the number of epochs, which `epoch_order` needs
     more : the other arguments of HeldSampler
     """
@@ -81,8 +84,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """Three values: the epochs in the best order, the number of samples that are loaded in the
-        usual order of the epochs, and the number that are loaded in the best order."""
+        """Three values: the epochs in the best order, the number of samples that the usual order of
+        the epochs loads, and the number of samples that the best order loads."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(

@@ -7,14 +7,14 @@ from monarch_py.errors import ConfigError
 
 # The version of the states that `to_dict` writes and `from_dict` reads.
 VERSION = 1
-# The least values of a state's numbers.
+# The smallest valid value of each number in a state.
 LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs": 0, "capacity": 0}
 
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training. It counts global batches, so it does not depend on the number of
-    ranks that continue.
+    """The position of a training. It counts global batches, so any number of ranks can continue
+    from it.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks
@@ -37,7 +37,7 @@ class State:
     capacity: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state in types that JSON has."""
+        """Returns the state as a dict of types that JSON has."""
         return {"monarch": VERSION, **asdict(self)}
 
     @classmethod
@@ -45,7 +45,7 @@ class State:
         """Returns the state that `to_dict` has written. Raises ConfigError for any other object,
         and for the state of a dataset of another length.
 
-        text : what `to_dict` has returned;  length : the number of samples in the present dataset
+        text : the result of `to_dict`;  length : the number of samples in the present dataset
         """
         names = {each.name for each in fields(cls)}
         if not isinstance(text, dict) or text.get("monarch") != VERSION or names - text.keys():

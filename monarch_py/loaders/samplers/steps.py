@@ -1,4 +1,5 @@
-"""Gives ranks with shards of different sizes equally many steps, since DDP waits for every rank."""
+"""Gives all ranks the same number of steps if their shards differ in size. DDP needs this, since
+each step waits for every rank."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -31,8 +32,8 @@ def _repeated(batches: Iterable[T], left: int) -> Iterator[T]:
                 return
         if left == before:
             raise ConfigError(
-                f"batches: a second iteration yields none, but {left} are missing; give a loader"
-                " that can be iterated over again, not an iterator"
+                f"batches: a second iteration over them yields none, but {left} are missing; give a"
+                " loader that can be iterated over again, not an iterator"
                 if passes
                 else "batches: there are none; give every rank a shard with batches"
             )

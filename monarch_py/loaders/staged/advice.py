@@ -1,4 +1,4 @@
-"""Computes how many worker processes a training needs (Lobster, section 4.1).
+"""Computes how many worker processes a training needs, as in section 4.1 of the Lobster paper.
 
 The model gives the seconds that a sample takes as piecewise linear functions of the number of
 workers. Waiting for the source and computing are modelled separately: waiting grows when the source
@@ -113,7 +113,8 @@ class Model:
     def fit(cls, measured: Measured, shares: Mapping[int, float] | None = None) -> "Model":
         """Fits a model to measurements.
 
-        shares : the share of all samples in each size class; None for the measured samples' shares
+        shares : the share of all samples in each size class; None to take the shares of the
+            measured samples
         """
         classes = sorted({key.size for key in measured})
         points = {
@@ -159,7 +160,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of the epochs since the conditions last changed (CHANGED)
+    measured : the times of all epochs since a time last differed from the model by more than
+        CHANGED
     """
 
     most: int
@@ -198,8 +200,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to the earlier measurements. But if the model that
-        is fitted to the earlier measurements is wrong by more than CHANGED, drops these first."""
+        """Adds the epoch's measurements to the earlier measurements. If a time of the epoch differs
+        from the earlier measurements' model by more than CHANGED, drops the earlier measurements
+        first."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -20,8 +20,8 @@ from monarch_py.util.processes import PROC, Identity
 # How often a training that waits for a batch checks that its workers still run [s].
 LOOK_S = 0.5
 # If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
-# stops are allowed: while a whole job is being stopped or continued, the training may run for a
-# moment when a worker does not.
+# stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
+# continue at the same moment.
 STOPPED_S = 3.0
 # How long workers may take to end by themselves [s]. A worker may have to end a read first.
 END_S = 1.0
@@ -129,7 +129,7 @@ class Crew:
 
     def _answer(self, worker: Worker) -> Done:
         try:
-            done = pickle.loads(worker.link.recv_bytes())  # noqa: S301  a worker's own
+            done = pickle.loads(worker.link.recv_bytes())  # noqa: S301  from our own worker
         except (OSError, EOFError):
             raise self._gone(worker) from None
         worker.tasks -= 1
@@ -151,7 +151,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            if worker.process.exitcode is not None:  # a child of the worker may hold the pipe open
+            # The pipe of an ended worker stays open if a child of the worker has inherited it.
+            if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):
                 self._stopped_since.pop(pid, None)
@@ -175,7 +176,8 @@ def _end_all(workers: dict[int, Worker], owner: int) -> None:
 def _end_workers(workers: Sequence[Worker]) -> None:
     """Tells workers that there are no more tasks, and kills those that do not end within END_S."""
     for worker in workers:
-        # Closing the pipe is not enough: forked processes may hold copies of this end.
+        # Closing the pipe is not enough: forked processes may have copies of this end, which keep
+        # the pipe open.
         with suppress(OSError):
             if _takes_more(worker.link):
                 worker.link.send_bytes(NO_MORE)
@@ -186,7 +188,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # a read from a source that hangs may keep it alive
+            worker.process.join(END_S)  # a read that hangs may keep the worker alive
         if worker.process.exitcode is not None:
             worker.process.close()
 

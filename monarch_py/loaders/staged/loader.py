@@ -41,26 +41,27 @@ class StagedLoader:
 
     The arrays of a batch are views of shared memory, valid until the next batch is asked for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place under three
-        conditions: there is no collate_fn; samples are bytes or arrays; and the class of the
-        dataset defines `read_into(samples, out)` and `sizes` together with `dataset[i]`. A batch
-        that is read in place is one array, (samples, *shape), or a list of byte arrays if samples
-        differ in size
-    batch_sampler : an iterable of lists of samples. To continue an epoch from a checkpoint, the
-        loader calls the sampler's load_state_dict if its state_dict has an argument `done`;
-        otherwise the loader skips the batches that are done
+    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place, which means
+        straight into the shared memory, under three conditions: there is no collate_fn; samples are
+        bytes or arrays; and the class of the dataset defines `read_into(samples, out)` and `sizes`
+        together with `dataset[i]`. A batch that is read in place is one array, (samples, *shape),
+        or a list of byte arrays if samples differ in size
+    batch_sampler : an iterable of lists of samples. If the sampler's state_dict has an argument
+        `done`, the sampler's load_state_dict continues an epoch from a checkpoint. Otherwise the
+        loader skips the batches that were delivered before the checkpoint
     workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
-        then chooses the number for each epoch from measured times (Lobster 4.1)
+        then chooses the number for each epoch from measured times, as section 4.1 of the Lobster
+        paper does
     copy : True copies each batch to memory of its own, so that the training may keep it
-    pin_memory : registers the ring's memory with CUDA, once. A batch's slot is then not reused
-        while the GPU may still read it: all work that the training queued on the current CUDA
-        stream, before it asked for the next batch, must have ended
+    pin_memory : registers the shared memory with CUDA, once. The GPU may still read a batch when
+        the training asks for the next one. So the batch's memory is reused only after the end of
+        all work that the training has queued on the current CUDA stream until then
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
-    max_batch : the size of the largest batch: bytes, or a size such as "1GiB". Only the part of a
-        slot that batches have filled uses memory
+    max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
+        limit takes address space, but memory is used only as far as batches fill it
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -111,7 +112,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # counts iterations
+        self._epoch = 0  # number of the newest iteration; the iterators of older ones end
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
@@ -155,9 +156,10 @@ class StagedLoader:
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
-            self._pinned.passed_on()  # releases the last batch, if the epoch before was left early
+            self._pinned.passed_on()  # frees the last batch of an epoch that was left early
         epoch = _epoch_of(self.batch_sampler)
-        skip = self._skip if epoch == self._sampled_epoch else 0  # a loaded state is for one epoch
+        # The position of a loaded state is valid only in the state's own epoch.
+        skip = self._skip if epoch == self._sampled_epoch else 0
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
         if not _resumes(self.batch_sampler):
@@ -169,8 +171,8 @@ class StagedLoader:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the training's position for a checkpoint. Batches that were delivered to the
-        training count; batches that were only read ahead do not."""
+        """Returns the training's position for a checkpoint. The position includes the batches that
+        were delivered to the training, but not batches that were only read ahead."""
         is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
         done = 0 if is_new else self._delivered
         sampler: Any = self.batch_sampler
@@ -195,7 +197,7 @@ class StagedLoader:
         self._skip = self._delivered = done
         self._sampled_epoch = _epoch_of(self.batch_sampler)
 
-    # --- what it has done -----------------------------------------------------------------------
+    # --- statistics -----------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
         """Returns counts since the loader was made.
@@ -204,8 +206,9 @@ class StagedLoader:
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and computed
-        sources : if the dataset has a method `sources`, as KeptDataset has, how many samples came
-            from where; otherwise the counts of the node's daemon (sources.daemon_sources)
+        sources : where samples came from. If the dataset has a method `sources`, as KeptDataset
+            has, this is its result; otherwise it is the result of daemon_sources, the counts of the
+            node's daemon
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)
@@ -229,8 +232,8 @@ class StagedLoader:
     # --- one batch ------------------------------------------------------------------------------
 
     def next_batch(self, epoch: int) -> Batch:
-        """The next batch in its slot. Raises StopIteration at the end of the epoch, or if a newer
-        epoch has begun."""
+        """Returns the next batch in its slot. Raises StopIteration at the end of the epoch, or if a
+        newer epoch has begun."""
         check_owner(self._owner)
         if epoch != self._epoch:
             raise StopIteration
@@ -309,7 +312,8 @@ def _resumes(batch_sampler: Any) -> bool:
 
 
 def _epoch_of(batch_sampler: Any) -> Any:
-    """Returns the epoch that was set on a batch sampler or on its sampler; None if it has none."""
+    """Returns the epoch that was set on a batch sampler or on its sampler. Returns None if neither
+    has an epoch."""
     if _resumes(batch_sampler):
         return batch_sampler.state_dict(done=0).get("epoch")
     inner = getattr(batch_sampler, "sampler", None)

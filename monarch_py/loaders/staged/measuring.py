@@ -23,8 +23,8 @@ from monarch_py.loaders.staged.advice import (
 from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
 
-# The numbers of workers that are measured, until more workers do not help. The model interpolates
-# between these numbers.
+# The numbers of workers that are measured, in this order. Measuring ends early if more workers do
+# not help. The model interpolates between these numbers.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
 # factor. At least four numbers of workers are measured, because the model has two straight lines,
@@ -133,9 +133,9 @@ class _Measuring:
             yield list(itertools.islice(self._samples, self._batch))
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
-        """Yields the times for each number of workers: first upwards, until more workers do not
-        help or are not needed, and then downwards again. Each number is measured at two moments, so
-        that a change of the machine's other load is spread over all numbers."""
+        """Yields a number of workers and its measured times, twice for each number. The numbers
+        first rise, until more workers do not help or are not needed. Then the numbers fall again.
+        So if the machine's other load changes meanwhile, the change affects all numbers."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

@@ -1,4 +1,5 @@
-"""The interface of NoPFS (Dryden and others, SC'21), served by StagedLoader.
+"""Classes with the interface of NoPFS (paper: Dryden and others, SC'21). StagedLoader reads their
+batches.
 
 ::
 
@@ -56,7 +57,7 @@ class Job:
     rank, world_size : None to take them from torch.distributed
     """
 
-    def __init__(  # noqa: PLR0917  as NoPFS has it
+    def __init__(  # noqa: PLR0917  the arguments of NoPFS
         self,
         dataset: Any,
         batch_size: int,
@@ -85,7 +86,7 @@ class Job:
                 " dataset with read_into and sizes, such as RecordDataset"
             )
         self.batch_size, self.epochs, self.drop_last_batch = batch_size, epochs, drop_last_batch
-        # Which ranks share a node does not matter here.
+        # UniformSampler does not ask which ranks share a node, so per_node is set to 1.
         ranks = Ranks.found(rank, world_size, per_node=1)
         self.sampler = UniformSampler(
             len(self.dataset), batch_size, seed, ranks, drop_last=drop_last_batch
@@ -119,15 +120,15 @@ class Job:
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
         label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch, and if a worker is gone. In the second
-        case, the next call continues with the batch that was due."""
+        asked for. Raises MonarchError after the last epoch. Also raises MonarchError if a worker is
+        gone; the next call then reads the same batch with new workers."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
         return self.get()
 
     def _of_batch(self) -> Iterator[tuple[memoryview, Any]]:
-        """The samples of the next batch."""
+        """Returns the samples of the next batch, each with its label."""
         batch = None if self._batches is None else self._next_batch()
         while batch is None:
             self._next_epoch()
@@ -240,7 +241,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch, whichever of the job's loaders has delivered the previous one.
+    job's next epoch. The job counts the epochs of all its loaders together.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """

@@ -17,7 +17,7 @@ class Pinned:
         self._ring = ring
         self._torch = _torch_with_cuda()
         self._registered = [0] * ring.slots  # [bytes]
-        self._used: dict[int, Any] = {}  # slot -> the CUDA event that ends its use
+        self._used: dict[int, Any] = {}  # slot -> the CUDA event after which it may be reused
         self._given: int | None = None
 
     def register(self, slot: int, n_bytes: int) -> None:

@@ -46,8 +46,8 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the batch that torch's default_collate would make of the samples. But arrays are not
-    stacked yet: a Stack has them, and `place` stacks them in the slot. Raises ConfigError if torch
-    has no default batch for these samples."""
+    stacked yet: the batch has a Stack of them, which `place` stacks in the slot. Raises ConfigError
+    if torch has no default batch for these samples."""
     if not samples:
         return []
     first = samples[0]
@@ -73,7 +73,7 @@ def _collate_sequences(samples: Sequence[Any]) -> Any:
 
 
 def emptied(batch: Any) -> Any:
-    """Returns a batch without samples, in the same form as a batch that `collate` has returned."""
+    """Returns a batch of 0 samples that has the form of `batch`, a result of `collate`."""
     if isinstance(batch, Stack):
         return batch.items[0][None][:0]
     if isinstance(batch, np.ndarray):

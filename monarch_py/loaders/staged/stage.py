@@ -58,13 +58,13 @@ class Batch:
 
 @dataclass
 class BatchesAhead:
-    """The batches of the running epoch: those that workers were asked for, and the others.
+    """The batches of the running epoch that were not delivered yet.
 
     batches : the batches that workers were not asked for yet
     has_more : whether `batches` may yield another batch
-    order : the numbers of the tasks, in the order of delivery. An answer to a task that is not in
-        `order` belongs to an epoch that was left early. It is dropped, and only its slot is used
-        again
+    order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
+        A task that is not in `order` belongs to an epoch that was left early. The answer to this
+        task is dropped, and its slot becomes free
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))

@@ -168,9 +168,10 @@ class Start:
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
     """Runs a worker: does tasks until the training sends None or the pipe ends. A task consists of
-    its number, a slot, and the result of Ring.write_numbers.
+    its number, the slot to fill, and the result of Ring.write_numbers, with which
+    the worker reads the samples' numbers.
 
-    inherited : the ends of pipes that a forked worker has inherited and closes
+    inherited : the training's ends of pipes, which a forked worker has inherited and must close
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends its workers itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -208,7 +209,7 @@ def _next_task(link: Connection, poll: select.poll, parent: Identity) -> Any:
         while not poll.poll(ORPHAN_S * 1000):
             if parent.has_ended:
                 return None
-        return pickle.loads(link.recv_bytes())  # noqa: S301  the training's own
+        return pickle.loads(link.recv_bytes())  # noqa: S301  from the training
     return None
 
 
