@@ -14,14 +14,13 @@ from monarch_py.plan.schedule import Deal
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : like chunks, for a GroupShuffle, whose order contains the ranks' parts one after the
-#     other
+# groups : like chunks, but for the order of a GroupShuffle, which has the ranks' parts one after
+#     the other
 # local_first : a global batch has the same samples as with `strided`, but as many of them as
 #     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. They distribute the order of a sampler that fits
-# `strided`.
+# The splits that depend on the samples' holders. They accept the samplers that `strided` accepts.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 

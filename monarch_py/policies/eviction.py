@@ -42,7 +42,8 @@ class LeastRecent:
     """LRU over the classes of a node, with the most recently used files in the fastest class.
 
     A file that a class drops goes to the next slower class, and a file that is used returns to the
-    fastest (an exclusive hierarchy: the LRU stack of Mattson et al. 1970, cut at the capacities).
+    fastest class. So each file is in at most one class. All classes together are the LRU stack of
+    Mattson et al. 1970, cut at the capacities.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     """
@@ -211,8 +212,8 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # An entry that fails this test is stale: the file was used after the entry was pushed,
-            # or was dropped by `drop`.
+            # An entry that fails this test is stale: after the entry was pushed, the file was used
+            # again, or `drop` has dropped it.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]

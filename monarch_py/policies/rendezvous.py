@@ -35,9 +35,10 @@ def file_keys(files: int) -> Keys:
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """Returns (files, nodes) the scores by which each file orders the nodes; the least score comes
-    first. Scores are exponential draws whose rates are the weights, so a file's first node is node
-    n with probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
+    """Returns (files, nodes) the score of each node for each file. A file prefers nodes with lower
+    scores. Scores are exponential draws whose rates are the weights, so the node with the lowest
+    score is node n with probability weights[n] / sum of weights. A node with weight 0 has an
+    infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """

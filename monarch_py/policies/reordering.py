@@ -29,8 +29,8 @@ NOT_ALL = "uses only the samples held in {what}, not the whole dataset"
 
 
 def deepio_opportunistic(job: Job) -> Decision:
-    """Opportunistic mode of DeepIO (Zhu et al. 2018): ignores the sampler's order; nodes use
-    samples that lie in some node's memory already.
+    """Opportunistic mode of DeepIO (Zhu et al. 2018): nodes ignore the sampler's order, and use
+    only samples that are in some node's memory.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
     in memory to the nodes at random, each sample once. If the epoch needs more samples, it deals

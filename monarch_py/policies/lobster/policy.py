@@ -51,9 +51,9 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
-    prefetched sample that is used soonest. Rule 3 then decides by the use after that whether the
-    sample is kept. Nodes see which samples the other nodes held at the start of the step. Rule 2
-    applies to samples that are used again, rule 1 to all other samples.
+    prefetched sample that is used soonest. After this use, rule 3 decides by the sample's following
+    use whether the sample is kept. Nodes see which samples the other nodes held at the start of the
+    step. Rule 2 applies to samples that are used again, rule 1 to all other samples.
 
     evictions : counts the copies that each rule drops, if given
     """
@@ -73,12 +73,13 @@ PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> Int32s:
-    """Returns (nodes, steps, ranks) int32, the threads that Algorithm 1 gives each rank in every
-    step, as `Decision.threads`.
+    """Returns (nodes, steps, ranks) int32, the number of threads that Algorithm 1 gives each rank
+    in every step, in the form of `Decision.threads`.
 
-    Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
-    both steps. Unlike in 4.1, no threads are reserved for preprocessing. A queue's rate at a source
-    is what its threads get there while all nodes and threads are busy.
+    A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
+    preprocesses it, so the predicted time of a queue includes both. Unlike in section 4.1 of the
+    paper, no threads are reserved for preprocessing. The rate at which a queue's threads read a
+    source is the rate that they get while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())

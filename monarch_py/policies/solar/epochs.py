@@ -37,9 +37,10 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. It tells how
-    many samples are loaded at the start of epoch v if epoch u ran before it: those of the first C
-    samples of v that are not among the last C samples of u. The diagonal is 0 and has no meaning.
+    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. This is the
+    number of samples that are loaded at the start of epoch v if epoch u ran before it. Loaded are
+    those of the first C samples of v that are not among the last C samples of u. The diagonal is 0
+    and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
     capacity : C, how many samples the buffers of all nodes hold together
@@ -69,9 +70,8 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs (assignment bound). It is the
-    lowest cost if every epoch but one gets a successor of its own, even if these successors form no
-    path.
+    """Returns a lower bound on the cost of a path through all epochs. The bound is the lowest cost
+    at which every epoch but one gets a successor of its own. These successors need not form a path.
     """
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
