@@ -140,7 +140,7 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 
 
 def check(status: int) -> None:
-    """Raises the error that a C function has returned as its status; does nothing for success."""
+    """Raises an error if `status`, which a function of csrc/plan/access.c returned, is not 0."""
     if status == -1:
         raise MonarchError(
             "a sample belongs to no unit of the plan; build the dataset's index again"

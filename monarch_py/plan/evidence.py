@@ -73,8 +73,8 @@ class Evidence:
 
     @property
     def explained(self) -> float:
-        """How far the fits exceed chance: 0 if as many accesses fit as by chance, 1 if all accesses
-        fit."""
+        """How far the fits exceed chance: 0 if only as many accesses fit as would by chance, 1 if
+        all accesses fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property

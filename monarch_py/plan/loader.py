@@ -199,8 +199,8 @@ class Loader:
     def _held(self, order: Order) -> Order:
         if self.holders is None:
             raise ConfigError(
-                f"split: {self.split!r} deals by holders, which are not known here; make the plan"
-                " with `monarch plan make`"
+                f"split: {self.split!r} needs the holders of the samples, which are not known here;"
+                " make the plan with `monarch plan make`"
             )
         whole = order[: self.steps * self.world_size * self.batch_size]
         schedule = self._deal().schedule(whole, self.holders)

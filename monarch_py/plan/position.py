@@ -151,7 +151,7 @@ class PositionEstimator:
         """Tracks the node from this place on, as after a restart of the training, and forgets the
         evidence. Raises ConfigError if the place is not in the run."""
         if not 0 <= place <= len(run):
-            raise ConfigError(f"place: {place} is not in the run; enter another one")
+            raise ConfigError(f"place: {place} is not in the run; use 0 to {len(run)}")
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None

@@ -14,8 +14,9 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
 ``stall_seconds``       how long a rank waited for samples, mean over the ranks. Not included are
                         waits for other ranks at a barrier, and a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
-``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
-                        when it reached the staging buffer or the rank. Each sample counts once.
+``share``, ``bytes``    how much came from each of ``staging``, ``local``, ``remote`` and ``pfs``:
+                        the place from which a sample reached the staging buffer or the rank. Each
+                        sample counts once.
                         ``staging`` has the samples that cost nothing: all samples under the policy
                         `perfect`, and samples that arrived with a read of the same file for
                         another sample

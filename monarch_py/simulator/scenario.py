@@ -1,8 +1,8 @@
 """The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
-All sizes are in bytes, and all rates in bytes per second. The classes also declare the keys of a
-scenario's YAML file (document/keys.py), which keys.py reads and checks. A scenario that is
-constructed in Python is not checked.
+All sizes are in bytes, and all rates in bytes per second. The fields of the classes also define the
+keys of a scenario's YAML file, by the rules of document/keys.py. simulator/keys.py reads and checks
+such a file. A scenario that is constructed in Python is not checked.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Lobster as a policy: eviction by reuse (4.4), with the threads divided among the GPUs."""
+"""The policy Lobster (Liu et al., ICPP'22). It evicts copies by their reuse (section 4.4 of the
+paper), and divides a node's threads among its GPUs (sections 4.1 to 4.3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from monarch_py.policies.view import (
 
 @dataclass
 class Evictions:
-    """The number of copies that each of the three rules has dropped."""
+    """The number of copies that each of the three rules of `lobster` has dropped."""
 
     reuse_count: int = 0
     reuse_distance: int = 0
@@ -124,7 +125,7 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
-    """Returns the samples that rule 1 drops.
+    """Returns (samples,) whether rule 1 of `lobster` drops each sample.
 
     upcoming : next use on this node, or NEVER;  copies : number of copies on all nodes
     """
@@ -132,7 +133,7 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
-    """Returns the samples that rule 2 drops.
+    """Returns (samples,) whether rule 2 of `lobster` drops each sample.
 
     upcoming : the iteration of the next use on this node, counted over all epochs
     now : this iteration, counted in the same way

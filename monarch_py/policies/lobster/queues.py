@@ -101,11 +101,11 @@ def _best_from(
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # Each row is one step with one start.
+    # Each row stands for one step and one beginning of a window.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds the first end with which the window is wide enough. If no end is far enough,
-    # `end` becomes the number of levels.
+    # Bisection finds, for each row, the first end at which the window has a time of every queue and
+    # `total` threads suffice. If there is no such end, `end` becomes the number of levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2

@@ -98,8 +98,8 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Returns the cheapest successors, and the cost table. The table has one additional epoch of
-    cost 0, which marks the end of the path."""
+    """Returns the successor of each epoch in the cheapest assignment, and the table of costs. The
+    table has one additional epoch of cost 0, which marks the end of the path."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
@@ -123,8 +123,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results if the cycles of the cheapest assignment are joined, always the
-    two that are cheapest to join."""
+    """Returns a path that is made from the cheapest assignment of successors. The successors form
+    cycles. The two cycles that are cheapest to join are joined, until one cycle is left."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

@@ -1,5 +1,5 @@
-"""SOLAR as a policy: it evicts by the known future accesses, and composes batches of what the
-buffers hold."""
+"""The policy SOLAR (Sun et al., VLDB'22). It evicts samples by their known future uses, and
+composes a node's batches of samples that the node's buffer holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
