@@ -48,8 +48,9 @@ class Loader:
         workers, ...
     nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
     cap, least : for `solar`, as in schedule.Deal
-    holders : for HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, padded with
-        NONE. They follow from the dataset and the quota; the field is None until they are known
+    holders : for HELD_SPLITS: (samples, n) int32, up to n nodes that hold each sample, padded with
+        NONE. The holders follow from the dataset and the quota; the field is None until they are
+        known
     """
 
     sampler: Sampler

@@ -123,7 +123,7 @@ class Deal:
         allow.
 
         order : the samples of the epoch, in their global order
-        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with
+        holders : (samples,) or (samples, n) int32, up to n nodes that hold each sample, padded with
             NONE
         """
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)

@@ -205,8 +205,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """Returns two arrays for each part that is distributed by holders: its units, (n,), and the
-        nodes that hold each unit, (n, any), padded with NONE."""
+        """Returns two arrays for each part whose split depends on holders: the part's units, (n,),
+        and up to m nodes that hold each unit, (n, m), padded with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:

@@ -258,7 +258,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Removes the stale entries from the heap, where every use leaves one."""
+        """Removes the stale entries from the heap. Every use of a file leaves one."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)

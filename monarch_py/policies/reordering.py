@@ -115,8 +115,8 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     holder : the same shape, the node that holds each file, or PFS.
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
-    `batch` of them. Among them are all files that the node holds, up to `batch`. So as many files
-    as possible go to their holders.
+    `batch` of the step's files. A node first gets files that it holds, as many as the step has, but
+    at most `batch`. Then it gets files that are left over.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)

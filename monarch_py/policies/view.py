@@ -192,7 +192,7 @@ class Decision:
 
     staging : whether files are prefetched into the staging buffer in the exact order of access
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
-    copies, when : the copies that the other classes hold, and when these are made
+    copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the number of the access by which each copy should exist on its node.
         Accesses are numbered as in `Job.first_use`. Another node asks for the copy only once its

@@ -20,7 +20,8 @@ from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice
 
 # From this many items on, randperm takes two draws per item (see torch's TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20
-# From this range on, randint takes two draws per number (see torch's DistributionTemplates.h).
+# For at least this many possible numbers, randint takes two draws per number (see torch's
+# DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
 # When a DataLoader draws from the sampler's generator. If the program has passed the generator to

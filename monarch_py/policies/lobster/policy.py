@@ -48,8 +48,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
 
     A node that lacks a sample reads it from a node that holds it, or else from the file system, and
     keeps the sample. The threads of a node are divided among its GPUs so that all GPUs have the
-    samples of a step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample
-    is used in every epoch, so only rule 3 can act.
+    samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
+    every sample is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
     prefetched sample that is used soonest. After this use, rule 3 decides by the sample's following
@@ -119,7 +119,8 @@ def _rates(cluster: Cluster, node: int) -> Floats:
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
-    """Returns the time to preprocess one byte [s] as a function of the number of threads (4.1)."""
+    """Returns the time to preprocess one byte [s], as a function of the number of threads (Lobster
+    4.1)."""
     threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 

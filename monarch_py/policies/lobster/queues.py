@@ -1,4 +1,5 @@
-"""The loading queues of GPUs: the time that each takes, and its threads (Lobster 4.2 and 4.3)."""
+"""The loading queues of GPUs: how long each queue takes (Lobster 4.2), and how many threads each
+queue gets (Lobster 4.3)."""
 
 import numpy as np
 import numpy.typing as npt

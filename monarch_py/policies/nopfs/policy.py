@@ -156,7 +156,7 @@ def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
 
 def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
     """Returns the policy of a node that holds these files. The most used files are in the fastest
-    class, and each class is filled in the order of first use (Rule 1 of NoPFS 2)."""
+    class. Each class is filled in the order of first use, by Rule 1 of the NoPFS paper."""
     first = _needed(job, job.first_use[node], np.arange(job.files))[held]
     used, rooms = job.frequencies[node, held], rooms_of(job.cluster.capacity[node], len(held))
     policy = NodePolicy(node, shares=True)

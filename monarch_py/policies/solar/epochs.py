@@ -4,11 +4,12 @@ The order of samples within an epoch follows from the epoch's seed, but the orde
 SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
-epoch to the next. The last c samples of an epoch, which are in the buffers, and the first c samples
-of the next one are random subsets of the n samples. So an edge costs c (1 - c / n) loads, with a
-standard deviation of c (1 - c / n) / sqrt(n) (hypergeometric): 0.34 % of the mean for 88,064
-samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
-0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+epoch to the next. An edge costs the samples that are loaded when the epoch changes. The buffers
+then have the last c samples of one epoch, and the first c samples of the next epoch are needed.
+Both are random subsets of the n samples. So the mean cost of an edge is c (1 - c / n), and the
+standard deviation is only 1 / sqrt(n) of the mean: 0.34 % for 88,064 samples. The best of 100 edges
+lies 2.5 standard deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the
+given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
 With a buffer of size C that drops the samples with the farthest next use, the order of epochs saves
 nothing: for a dataset of size D, the buffer loads D - C in an epoch, whatever epoch came before.
