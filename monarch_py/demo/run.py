@@ -1,7 +1,7 @@
 """``monarch demo``: a small training reads from a slow source, first without and then with Monarch.
 
-The same script trains twice for three epochs with the same dataset and seed. The slow source
-(demo/slowsource.py) itself counts the operations and bytes, not Monarch.
+The same script trains twice for three epochs with the same dataset and seed. The operations and
+bytes are counted by the slow source (demo/slowsource.py), not by Monarch.
 """
 
 import json

@@ -33,8 +33,8 @@ STAGING = 0
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machine: nodes, their storage classes, the links, the parallel file system. The model is
-    that of section 4 of the NoPFS paper.
+    """The machine, as section 4 of the NoPFS paper models it: nodes, their storage classes, the
+    links, the parallel file system.
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
