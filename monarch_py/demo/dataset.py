@@ -42,8 +42,8 @@ IMAGES_PER_NPY = 40
 # about 50 MiB.
 IMAGES_PER_STEP = 160
 
-# The modification time of all files: 2020-09-13. It is old, so that no file seems recently written,
-# and fixed, so that two datasets of one seed and size have equal attributes too.
+# The modification time of all files: 2020-09-13. It lies far in the past, so no file seems recently
+# written. It is always the same, so two datasets of one seed and size have equal attributes too.
 MTIME_NS = 1_600_000_000 * 10**9
 
 

@@ -1,7 +1,7 @@
-"""``monarch demo``: one small training behind a slow source, without and with Monarch.
+"""``monarch demo``: a small training reads from a slow source, first without and then with Monarch.
 
 The same script trains twice for three epochs with the same dataset and seed. The operations and
-bytes are counted by the source itself (demo/slowsource.py), not by Monarch.
+bytes are counted by the slow source (demo/slowsource.py), not by Monarch.
 """
 
 import json
@@ -39,14 +39,15 @@ DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A program that runs `monarch` of this package. Python would otherwise prefer a package of the same
-# name in the working directory, such as a checkout.
+# A Python program that runs the command `monarch` of this package. Its first argument is
+# PACKAGE_PARENT. This path replaces sys.path[0], the working directory, from which Python would
+# otherwise import a package of the same name, such as a checkout.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long an interrupted training may take to end by itself [s]. Its daemon removes the copies
-# during this time.
+# How long an interrupted training may take to end by itself [s]. Monarch's daemon removes the
+# training's copies during this time.
 END_LIMIT_S = 10.0
 
 
@@ -102,7 +103,11 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 
 @contextmanager
 def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
-    """A new directory, in `workdir` if given; `workdir` is created if necessary."""
+    """Creates a directory for the demo's files, and removes it at the end unless `keep` is set.
+
+    workdir : where the directory is created; created itself if necessary. None stands for the
+        directory for temporary files
+    """
     try:
         if workdir is not None:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -192,7 +197,8 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # If the training has died, the exit status that is read below says why.
+                # If the training has died, the write fails. The check of the exit status below
+                # reports that.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
@@ -276,7 +282,7 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
     """The table of both trainings.
 
-    is_plain : whether to leave out the lines of a box, for a file or a pipe
+    is_plain : True to draw no box around the table, as output to a file or a pipe needs
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     of_source = ", and how much of that reaches the source" if counted else ""

@@ -1,6 +1,6 @@
-"""Mounts a directory as a slow file system that counts operations (benchmarks/slowsource.c).
+"""Mounts a directory as a slow file system that counts operations.
 
-::
+The program `slowsource` (benchmarks/slowsource.c) serves the file system. Usage::
 
     with SlowSource(backing, mountpoint, binary=binary) as source:
         source.rate(60e6)                           # [bytes/s] over all readers
@@ -8,7 +8,7 @@
         ...
         print(source.counts()["read"])
 
-Root is not needed where fusermount3 is installed.
+Users other than root need fusermount3.
 """
 
 import errno
@@ -24,12 +24,13 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# The bytes "SLOWSRC1" as a little-endian number, and the layout version that this module supports.
+# Every control file has these two numbers: the bytes "SLOWSRC1" as a little-endian number, and the
+# version of its layout.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# Time limits [s]. A mount takes 10 ms. On a busy machine it takes longer, but if it takes longer
-# than the limit, something is broken.
+# Time limits [s]. A mount takes 10 ms, and more on a busy machine. If it takes longer than the
+# limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 # Pause between two checks whether the mount is up [s].
@@ -41,7 +42,8 @@ class SlowSourceError(MonarchError):
 
 
 def find_slowsource() -> Path | None:
-    """Returns the program that the build has put next to the package; None if there is none."""
+    """Returns the path of the program `slowsource`, which the build puts into the package; None if
+    the program is not there."""
     binary = Path(__file__).resolve().parents[1] / "slowsource"
     return binary if os.access(binary, os.X_OK) and binary.is_file() else None
 
@@ -87,7 +89,7 @@ class SlowSource:
         attr_timeout : how long the kernel caches names and attributes [s]
         link : a file, created if it is missing. Sources with the same file share one link, like
             clients of one server; the rate must be set for each of them
-        flush : closing a file also calls the source, as an fsync does
+        flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
     process : the process that serves the mount; None outside the context
 
@@ -99,7 +101,8 @@ class SlowSource:
     def __init__(
         self, backing: Path, mountpoint: Path, *, binary: Path, **options: bool | float | Path
     ) -> None:
-        # The paths must be absolute and without symbolic links, as in the kernel's table of mounts.
+        # Resolve the paths: the kernel's table of mounts names a mount point by its absolute path
+        # without symbolic links.
         self.backing = Path(os.path.realpath(backing))
         self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
@@ -138,8 +141,8 @@ class SlowSource:
         """Returns the counts since the start or the last `reset`: the number of operations by kind,
         and ``bytes_read`` and ``bytes_written`` [bytes].
 
-        Two things are not counted as operations: messages that the kernel forgets a name
-        (FUSE_FORGET), and requests that the kernel answers from its own caches.
+        Two things are not counted as operations: FUSE_FORGET messages, in which the kernel says
+        that it has forgotten a name, and requests that the kernel answers from its own caches.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -227,7 +230,8 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self.process = self.process, None
-        # Do not unmount if our mount was never established, because an older mount may lie there.
+        # Do not unmount if our mount was never established, because an older mount may be at the
+        # mount point.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
             # Delayed or failing operations would make unmounting slow, or make it fail.
@@ -248,7 +252,8 @@ class SlowSource:
 
 
 class _Control:
-    """The mapped control file. Its words are accessed by the names that the program reports."""
+    """The control file, mapped into memory. Through it, this process sets rate and latencies, and
+    reads the counts. Its 8-byte words are accessed by the names that the program reports."""
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:

@@ -68,7 +68,7 @@ def read_npy(path: Path) -> Iterator[Sample]:
 
 
 def find_files(dataset: Path) -> list[Reader]:
-    """Returns a reader for each file of the dataset, ordered by layout and name."""
+    """Returns a reader for each file of the dataset, sorted by layout and name."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
         ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),
@@ -81,8 +81,9 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns the features of an image, (397,): the mean of each cell and colour, about -1 to 1,
-    computed from every fourth pixel of every fourth row; and a 1 for the bias.
+    """Returns the features of an image, (397,). For each cell and colour there is a mean, scaled to
+    about -1 to 1; the last feature is 1, for the bias. The means are taken over every fourth pixel
+    of every fourth row.
 
     image : uint8 of the shape SHAPE
     """

@@ -10,7 +10,7 @@ from monarch_py.native import ffi, lib
 class Mersenne:
     """A generator of 32-bit numbers.
 
-    seed : any integer; only its low 32 bits count, as in torch.Generator.manual_seed
+    seed : any integer; only its low 32 bits are used, as in torch.Generator.manual_seed
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,7 +1,8 @@
 """Statistics of a timeline: how often a node accesses each unit, when first, and when next.
 
-Epochs are streamed, so memory grows with the number of units, not with the number of epochs. The
-loops over accesses are in C (csrc/plan/access.c).
+A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
+grows with the number of units, not with the number of epochs. The loops over accesses are in C
+(csrc/plan/access.c).
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from monarch_py.plan.timeline import Section, Timeline
 # MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
-# At most this many rows are copied into contiguous memory at a time.
+# `in_pieces` copies at most this many rows into contiguous memory at a time.
 ROWS = 1 << 14
 
 Positions = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ Positions = npt.NDArray[np.int64]
 class NodeAccess:
     """How one node accesses every unit.
 
-    frequency : (units,) uint32, accesses in all epochs (NoPFS, 3.1)
+    frequency : (units,) uint32, the number of accesses in all epochs, as in section 3.1 of NoPFS
     first_use : (units,) int64, position of the first access; NEVER if there is none
     """
 
@@ -90,10 +91,9 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
     """Finds, for every access of a node, the position of the node's next access to the same unit.
 
-    Yields the sections, the last section first. Each comes with an array (accesses of this node,)
-    int64 of these positions. An element is NEVER if the unit is not accessed again, or if there is
-    no access.
-    Raises ConfigError for a node that does not exist.
+    Yields pairs (section, positions), the last section first. `positions` is (accesses of this
+    node,) int64. An element is NEVER if the unit is not accessed again, or if the node has NONE
+    instead of an access. Raises ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -140,7 +140,7 @@ def in_pieces(rows: Order) -> Iterator[Order]:
 
 
 def check(status: int) -> None:
-    """Raises the error that a C function has returned as its status; does nothing for success."""
+    """Raises an error if `status`, which a function of csrc/plan/access.c returned, is not 0."""
     if status == -1:
         raise MonarchError(
             "a sample belongs to no unit of the plan; build the dataset's index again"

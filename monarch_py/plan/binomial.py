@@ -1,5 +1,6 @@
-"""The probability distribution of how often a node accesses a sample (NoPFS, 3.1). It follows from
-a formula, so no order of samples is computed.
+"""The probability distribution of how often a node accesses a sample (section 3.1 of NoPFS).
+
+It follows from a formula, so no order of samples is computed.
 
 In each epoch every sample goes to one of N nodes at random. Let X be the number of times that a
 node accesses a sample in E epochs. X is binomial with E trials of probability 1 / N.

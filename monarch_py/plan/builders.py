@@ -179,8 +179,8 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
             at += length
 
 
-# The name of a tar member. The directories and the file name up to its first dot form the key of
-# the member's sample.
+# Matches the name of a tar member. Group 1 is the key of the member's sample: the directories, and
+# the file name up to its first dot.
 _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 

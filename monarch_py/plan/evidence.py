@@ -8,27 +8,28 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is wrong if `Evidence.explained` is at most WRONG, and the number of fitting accesses is
-# within DEVIATIONS standard deviations of chance.
+# A plan is wrong if `Evidence.explained` is at most WRONG, and the number of accesses that fit is
+# at most DEVIATIONS standard deviations above the number that would fit by chance.
 WRONG, DEVIATIONS = 0.4, 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
 # How many planned accesses may have happened for each access that was seen.
 UNSEEN = 1.5
-# A node's position is found under two conditions. At least the share FOUND of the node's last
-# SEARCHED accesses lies close together in the plan. Random accesses would lie so with a probability
-# of at most e ** -UNLIKELY; this bound is so low because many places in many runs are tried.
+# `locate` finds a node's position under two conditions. First, at least the share FOUND of the
+# node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
+# as close together with a probability of at most e ** -UNLIKELY. This bound is low because many
+# places in many runs are tried.
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 
 @dataclass(eq=False)
 class Verdict:
-    """How well the units of one observation fit. These are the units that were opened since the
-    previous observation and that no other plan explains.
+    """How well the units of one observation fit the plan.
 
-    units : (n,), all units of the observation
-    misfits : (m,), the units that do not fit. `PositionEstimator.expect` removes units that fit the
-        next run
+    units : (n,), the units that were opened since the previous observation, without those that
+        another plan explains
+    misfits : (m,), which of these units do not fit. `PositionEstimator.expect` later removes the
+        units that fit the next run
     chance : the share that would fit if the units were random units of the plan
     own : how many of the units are in the node's previous, current or next run
     own_chance : the share that would fit if the units were random units of these runs
@@ -72,8 +73,8 @@ class Evidence:
 
     @property
     def explained(self) -> float:
-        """How far the fits exceed chance: 0 if as many accesses fit as by chance, 1 if all accesses
-        fit."""
+        """How far the fits exceed chance: 0 if only as many accesses fit as would by chance, 1 if
+        all accesses fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -103,7 +104,7 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     evidence : (n,) the units that the node opened last
 
     Returns the share of the evidence that lies close together in the run, and the place where that
-    part of the run begins. The share is 0 if it can be explained by chance.
+    part of the run begins. The share is 0 if chance can explain it.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
@@ -113,7 +114,7 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # The chance is that of random units of the plan, not of random units of this run: a node with
+    # This is the chance of a random unit of the plan, not of a random unit of this run. A node with
     # another seed, or in another epoch, uses units outside this run too.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY

@@ -18,7 +18,7 @@ from monarch_py.native import lib
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Fills the elements of Holders.nodes after the last node that accesses the unit.
+# Pads a unit's row of Holders.nodes if fewer nodes access the unit than the row has elements.
 NOBODY = -1
 
 # Memory for the accesses of one pass, per unit of the dataset [bytes]. Together with two orders of
@@ -31,7 +31,7 @@ class Holders:
     """The nodes that should hold each unit.
 
     nodes : (units, top) int32, the nodes that access each unit most, in descending order of their
-        counts; of nodes with equal counts, the one with the earlier first use comes first. Elements
+        counts. Of nodes with equal counts, the one with the earlier first use comes first. Elements
         after a unit's last node are NOBODY
     counts : (units, top) uint32, how often each of these nodes accesses the unit
     """

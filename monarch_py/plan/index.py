@@ -32,11 +32,10 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units whose accesses a plan counts: pieces of files.
+    """The units in which a plan counts accesses: samples, files or parts of files.
 
-    lookup : (samples + 1,) int32, the unit of each sample. The last element is NONE, so that
-        lookup[NONE], which is lookup[-1], is NONE. The field is None if every sample is a unit
-        of its own
+    lookup : (samples + 1,) int32, the unit of each sample; None if every sample is a unit of its
+        own. The last element is NONE. So the array maps NONE, which is -1, to NONE
     length : (units,) int64, the size of each unit [bytes]
     """
 
@@ -263,5 +262,5 @@ def load_arrays(path: Path) -> dict[str, Array]:
 def _arrays_of(stored: Any) -> dict[str, Array]:
     try:
         return {name: stored[name] for name in stored.files}
-    except ValueError:  # replaced, because NumPy's own message recommends allowing pickles
+    except ValueError:  # NumPy's own message is not shown: it recommends allowing pickles
         raise ValueError("it is damaged, or holds Python objects") from None

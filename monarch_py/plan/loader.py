@@ -14,14 +14,13 @@ from monarch_py.plan.schedule import Deal
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : like chunks, for a GroupShuffle, whose order contains the ranks' parts one after the
-#     other
+# groups : like chunks, but for the order of a GroupShuffle, which has the ranks' parts one after
+#     the other
 # local_first : a global batch has the same samples as with `strided`, but as many of them as
 #     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. They distribute the order of a sampler that fits
-# `strided`.
+# The splits that depend on the samples' holders. They accept the samplers that `strided` accepts.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
@@ -49,8 +48,9 @@ class Loader:
         workers, ...
     nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
     cap, least : for `solar`, as in schedule.Deal
-    holders : for HELD_SPLITS: (samples, any) int32, the nodes that hold each sample, padded with
-        NONE. They follow from the dataset and the quota; the field is None until they are known
+    holders : for HELD_SPLITS: (samples, n) int32, up to n nodes that hold each sample, padded with
+        NONE. The holders follow from the dataset and the quota; the field is None until they are
+        known
     """
 
     sampler: Sampler
@@ -200,8 +200,8 @@ class Loader:
     def _held(self, order: Order) -> Order:
         if self.holders is None:
             raise ConfigError(
-                f"split: {self.split!r} deals by holders, which are not known here; make the plan"
-                " with `monarch plan make`"
+                f"split: {self.split!r} needs the holders of the samples, which are not known here;"
+                " make the plan with `monarch plan make`"
             )
         whole = order[: self.steps * self.world_size * self.batch_size]
         schedule = self._deal().schedule(whole, self.holders)

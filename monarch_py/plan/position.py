@@ -5,9 +5,10 @@ time, but not how often or in which order. A DataLoader's workers read ahead, ea
 With `in_order=False`, a worker may lag behind the others for any time. And another program may read
 a file of the dataset.
 
-The estimated position is called the front. An access fits the plan under two conditions: its place
-in the plan was not seen yet, and this place lies before the front or at most one window past the
-front. The front follows the majority of the last accesses, never the furthest access.
+The estimated position is called the front. The window is how far ahead of the front programs may
+read. An access fits the plan under two conditions: its place in the plan was not seen yet, and this
+place lies before the front or at most one window past the front. The front follows the majority of
+the last accesses, never the furthest access.
 """
 
 from collections import deque
@@ -34,7 +35,7 @@ LOST, FOUND_AGAIN = 0.3, 0.5
 # The front is limited to about SEEN times the number of places seen, because accesses of other
 # programs can move the front too.
 SEEN = 4
-# The distance of a use that is not known; larger than every known distance.
+# Stands for the distance to a use that is not known; larger than every known distance.
 NOT_SOON = np.iinfo(np.int64).max
 
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)
@@ -150,7 +151,7 @@ class PositionEstimator:
         """Tracks the node from this place on, as after a restart of the training, and forgets the
         evidence. Raises ConfigError if the place is not in the run."""
         if not 0 <= place <= len(run):
-            raise ConfigError(f"place: {place} is not in the run; enter another one")
+            raise ConfigError(f"place: {place} is not in the run; use 0 to {len(run)}")
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
@@ -172,8 +173,8 @@ class PositionEstimator:
 
     @property
     def position(self) -> int:
-        """The front as a position in the plan's timeline: one after the run's last access if the
-        whole run is done; 0 if the run is empty."""
+        """The front as a position in the plan's timeline. If the whole run is done, this is one
+        after the last of `Run.starts`; if the run is empty, it is 0."""
         starts = self.run.starts
         if not len(starts):
             return 0
@@ -278,8 +279,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). These are as many observations as are needed
-        for SEARCHED units; all observations if they have fewer units."""
+        """The units of the last observations, (n,). As many observations are included as are needed
+        for SEARCHED units, or all if they have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -355,10 +356,12 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that another thread may call later. The function returns two arrays
-        (units,) for the state that the estimator has now: the number of accesses until the next use
-        of each unit, and until the use after the next. An element is NOT_SOON if neither the rest
-        of this run nor the next run has such a use."""
+        """Returns a function that computes how soon each unit is used, from the state that the
+        estimator has now. Another thread may call the function later.
+
+        The function returns two arrays (units,): the number of accesses until the next use of each
+        unit, and until the use after that. An element is NOT_SOON if neither this run nor the next
+        run still has the use."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

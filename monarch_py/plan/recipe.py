@@ -36,7 +36,8 @@ from monarch_py.plan.timeline import MAX_NODES
 
 T = TypeVar("T")
 
-# For each split by holders, the keys of a part that only splits by holders have.
+# For each split that depends on the samples' holders: the keys that a part with this split may
+# have, but a part with one of the PLAIN_SPLITS may not.
 OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
@@ -80,7 +81,8 @@ class SamplerKeys(Keys):
     kind : the kind of sampler
     seed : the seed of the sampler's generator
     shuffle : DistributedSampler's argument
-    drop_last : DistributedSampler drops the tail; otherwise it repeats samples from the head
+    drop_last : if the samples do not divide evenly among the ranks, the last ones are dropped;
+        otherwise the first ones are repeated
     set_epoch : the training calls `set_epoch`
     replacement : a sample may be drawn several times
     num_samples : samples drawn in an epoch
@@ -145,7 +147,7 @@ class PartKeys(Keys):
     split : how the order is distributed over the ranks
     workers : DataLoader workers of a rank
     prefetch_factor : batches that each worker prepares
-    every : the loop runs in every n-th epoch
+    every : n, if the loop runs in every n-th epoch
     quota : how much each node holds, for the splits `local_first` and `solar`
     cap : for `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
     least : for `solar`: the fewest samples of a rank in a step

@@ -15,7 +15,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest cap. No accelerator has memory for so many batches of the usual size.
+# The largest value of Deal.cap. No accelerator has memory for so many batches of the usual size.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
 MOST_SAMPLES = 2**31 - 1
@@ -73,8 +73,8 @@ class Deal:
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
-    cap : the most samples of a rank in a step, as a multiple of per_step / ranks; None for batches
-        of equal size (of sizes that differ by one, if `per_step` is not a multiple of `ranks`)
+    cap : the most samples of a rank in a step, as a multiple of per_step / ranks. None for batches
+        of equal size; their sizes differ by one if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """
@@ -123,7 +123,7 @@ class Deal:
         allow.
 
         order : the samples of the epoch, in their global order
-        holders : (samples,) or (samples, any) int32, the nodes that hold each sample, padded with
+        holders : (samples,) or (samples, n) int32, up to n nodes that hold each sample, padded with
             NONE
         """
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)

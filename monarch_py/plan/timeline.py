@@ -1,6 +1,7 @@
 """The timeline of a training: all accesses, epoch by epoch, in the order in which they happen.
 
-A run is what one node uses in one section of the timeline.
+A section of the timeline is one loop over a dataset in one epoch. A run has the units that one node
+uses in one section.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ MAX_NODES = 1 << 16
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # Groups that a GroupLoader reads ahead: as many as it has buffers.
 AHEAD_GROUPS = 2
-# The places of this many of the last fitting accesses are kept. The front (plan/position.py) is set
-# so that the lowest quarter of these places lies before it.
+# plan/position.py remembers the places of this many of the last accesses that fitted. It estimates
+# a node's position, the front, such that a quarter of these places lies before the front.
 RECENT = 32
 
 Units = Int32s
@@ -111,7 +112,7 @@ class Run:
     units : (n,) int32, in the order of their first use
     place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : by how many places a unit may be accessed early
+    window : the most places by which an access may be earlier than in the plan
     """
 
     epoch: int
@@ -139,8 +140,8 @@ class Run:
         # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # Convert steps to places. There are fewer places than accesses, because a unit that is used
-        # several times has only one place.
+        # Convert steps to accesses, and below to places. There are fewer places than accesses,
+        # because a unit that is used several times has only one place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads two groups ahead, each of them in ascending order.
@@ -204,8 +205,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """Returns two arrays for each part that is distributed by holders: its units, (n,), and the
-        nodes that hold each unit, (n, any), padded with NONE."""
+        """Returns two arrays for each part whose split depends on holders: the part's units, (n,),
+        and up to m nodes that hold each unit, (n, m), padded with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:

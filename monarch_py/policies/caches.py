@@ -108,7 +108,7 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     farther than that of every held file (Belady 1966, with bypass).
 
     If all files have one size and nodes do not share, no policy loads less. In every epoch but the
-    first, it then loads D - C, the bound that `first_fit` explains.
+    first, this policy then loads D - C, the bound that `first_fit` explains.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])

@@ -2,11 +2,11 @@
 use.
 
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
-every access changes what the next one finds. With 200,000 files in the cache, LRU takes 0.4 to 0.7
-us per access, plus 0.4 us for each further class; farthest next use takes 1.1 us. Ten million
-accesses to two million files, half of them cached, took 1.1 us each with LRU and 1.8 us with
-farthest next use, on a busy machine. This includes drawing the orders and finding the next uses
-(benchmarks/policies).
+every access changes what the next one finds. With 200,000 files in the cache, an access takes 0.4
+to 0.7 us with LRU, plus 0.4 us for each further class, and 1.1 us with farthest next use.
+benchmarks/policies measures a whole simulation: ten million accesses to two million files, half of
+them cached. With orders and next uses, an access took 1.1 us with LRU, and 1.8 us with farthest
+next use.
 """
 
 import heapq
@@ -42,7 +42,8 @@ class LeastRecent:
     """LRU over the classes of a node, with the most recently used files in the fastest class.
 
     A file that a class drops goes to the next slower class, and a file that is used returns to the
-    fastest (an exclusive hierarchy: the LRU stack of Mattson et al. 1970, cut at the capacities).
+    fastest class. So each file is in at most one class. All classes together are the LRU stack of
+    Mattson et al. 1970, cut at the capacities.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     """
@@ -191,10 +192,11 @@ class FarthestUse:
         return victims
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
-        """Evicts the files with the farthest next use until a class has `size` free bytes, and
-        pushes `key` onto the heap. Evicts only files whose next use is farther than the use in
-        `key`; if that would not make enough room, changes nothing. Returns the class, or MISS, and
-        the evicted files."""
+        """Makes room for a file of `size` bytes, and pushes `key`, the file's entry, onto the heap.
+
+        Evicts the files with the farthest next use until a class has enough room. Evicts only files
+        whose next use is farther than the use in `key`. If that does not suffice, changes nothing.
+        Returns the class that has the room, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
@@ -211,8 +213,8 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # An entry that fails this test is stale: the file was used after the entry was pushed,
-            # or was dropped by `drop`.
+            # An entry that fails this test is stale: after the entry was pushed, the file was used
+            # again, or `drop` has dropped it.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]
@@ -256,7 +258,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Removes the stale entries from the heap, where every use leaves one."""
+        """Removes the stale entries from the heap. Every use of a file leaves one."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)

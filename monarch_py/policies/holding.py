@@ -1,5 +1,6 @@
-"""Computes which nodes hold each file: its owner, and further nodes that have room left. Also
-computes the nodes that hold each sample of a plan.
+"""Computes which nodes hold each file: its owner, and further nodes that have room left.
+
+The same functions compute which nodes hold each sample of a plan.
 
 Every node computes the same result by itself, without communication.
 """

@@ -36,7 +36,7 @@ class NodePolicy:
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file
-    kept : (shared files,) whether this node keeps each file, unless a plan overrides it
+    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over it
     follows_plan : whether a plan determines what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
         file that is not to be kept, UNPLANNED for a file that is in no plan
@@ -73,9 +73,9 @@ class NodePolicy:
         return np.where(tier == UNPLANNED, kept, tier != NOWHERE)
 
     def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> Int32s:
-        """Returns (n,) the tier into which each file goes: the tier that the plan has chosen, if it
-        has room, otherwise the fastest tier with room (Dantas 2022, 4.1.2); NOWHERE if no tier has
-        room.
+        """Returns (n,) the tier into which each file goes. This is the tier that the plan has
+        chosen, if that tier has room; otherwise the fastest tier with room, as in section 4.1.2 of
+        Dantas 2022; NOWHERE if no tier has room.
 
         sizes : (n,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
         """

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 # Stands in the place of a tier's number if no tier has room for the file.
 NOWHERE = -1
-# Larger file sizes are treated as this one [bytes]. This size exceeds every tier, and yet the sum
-# of 2048 such sizes fits into 64 bits.
+# Computations use this size for every file that is larger [bytes]. It exceeds every tier, and yet
+# the sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
 # The most bytes of a tier's quota that are kept free of copies; see `slack_of`.
@@ -42,9 +42,9 @@ class TierRoom:
         return blocks * block + self.entry_bytes
 
 
-# All nodes round file sizes in this way, because they must compute the same sums: to whole blocks
-# of the usual size, plus room for a name and a row of the manifest [bytes]. What the file systems
-# of a node's own tiers do does not matter here.
+# Rounds file sizes where all nodes must compute the same sums: up to whole blocks of the usual
+# size, plus room for a name and a row of the manifest [bytes]. The block sizes of a node's own
+# tiers are not used here, because they may differ from node to node.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 

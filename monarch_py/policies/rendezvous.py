@@ -19,7 +19,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(values: Keys) -> Keys:
-    """Returns SplitMix64's finalizer of each value: every bit of the result depends on every bit of
+    """Applies SplitMix64's finalizer to each value: every bit of the result depends on every bit of
     the value."""
     mixed = values
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -35,9 +35,10 @@ def file_keys(files: int) -> Keys:
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """Returns (files, nodes) the scores by which each file orders the nodes; the least score comes
-    first. Scores are exponential draws whose rates are the weights, so a file's first node is node
-    n with probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
+    """Returns (files, nodes) the score of each node for each file. A file prefers nodes with lower
+    scores. Scores are exponential draws whose rates are the weights, so the node with the lowest
+    score is node n with probability weights[n] / sum of weights. A node with weight 0 has an
+    infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """
@@ -65,8 +66,8 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Returns (files,) int32, the node after `node` in the order of each file's scores; PFS if
-    `node` is the last one.  keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0"""
+    """Returns (files,) int32, the node with the next higher score than `node` for each file; PFS if
+    `node` has the highest.  keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0"""
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 

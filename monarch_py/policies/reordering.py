@@ -29,8 +29,8 @@ NOT_ALL = "uses only the samples held in {what}, not the whole dataset"
 
 
 def deepio_opportunistic(job: Job) -> Decision:
-    """Opportunistic mode of DeepIO (Zhu et al. 2018): ignores the sampler's order; nodes use
-    samples that lie in some node's memory already.
+    """Opportunistic mode of DeepIO (Zhu et al. 2018): nodes ignore the sampler's order, and use
+    only samples that are in some node's memory.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
     in memory to the nodes at random, each sample once. If the epoch needs more samples, it deals
@@ -115,8 +115,8 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     holder : the same shape, the node that holds each file, or PFS.
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
-    `batch` of them. Among them are all files that the node holds, up to `batch`. So as many files
-    as possible go to their holders.
+    `batch` of the step's files. A node first gets files that it holds, as many as the step has, but
+    at most `batch`. Then it gets files that are left over.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)

@@ -1,4 +1,7 @@
-"""Chooses between a node and the source for a file that the node is known to have (NoPFS 4)."""
+"""Chooses whether a file is read from the source, or from a node that is known to have it.
+
+The choice compares how long both would take, as section 4 of the NoPFS paper proposes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +13,13 @@ import numpy.typing as npt
 from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
-# Places are numbered: SOURCES means all sources together, n + 1 means node n.
+# A place is where a file can be read. Place SOURCES is all sources together; place n + 1 is node n.
 SOURCES = 0
-# A place that was not chosen is tried again after this time, because it may have become faster [s].
+# A place that was not chosen for this time is tried again, because it may have become faster [s].
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : all nodes share the source, so it is read instead of a node's copy only if that takes at
-# most this fraction of the time for the copy.
+# PART : the source is read instead of a node's copy only if reading the source takes less than this
+# fraction of the time for the copy. This spares the source, which all nodes share.
 NOTICED_S, PART = 0.1, 0.5
 
 
@@ -66,8 +69,8 @@ class Routing:
         return chosen
 
     def sure_bytes(self) -> int:
-        """Returns the size up to which every node brings a file within NOTICED_S, so that no file
-        of that size comes from the source if a node has it [bytes]."""
+        """Returns the largest size that every node brings within NOTICED_S [bytes]. A file up to
+        this size never comes from the source if a node has it."""
         least = float(LARGEST)
         for node, queue in enumerate(self.queues.tolist()):
             rate = self.rate(node + 1, min(queue + 1, self.node_threads))
@@ -112,7 +115,7 @@ class Routing:
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         """Returns the time until a file arrives from a place [s], or None if it is unknown. This is
-        the time to move the file, plus the same time for each file that its thread moves before it.
+        the time to move the file, plus the same time for each file that the thread must move first.
         The threads divide the queue evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:

@@ -33,7 +33,8 @@ STAGING = 0
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machine: nodes, their storage classes, the links, the parallel file system (NoPFS 4).
+    """The machine, as section 4 of the NoPFS paper models it: nodes, their storage classes, the
+    links, the parallel file system.
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
     threads : (classes,) int, prefetching threads of each class
@@ -134,7 +135,7 @@ class When(Enum):
     """When a policy's copies are made."""
 
     BEFORE = "before"  # before the first step, in a phase in which no node trains
-    BESIDE = "beside"  # during training, by the class's threads, in the given order
+    BESIDE = "beside"  # during training, by the class's threads, in the order of the rows of Copies
     ON_USE = "on_use"  # when the node first reads the file; this read makes the copy
 
 
@@ -168,12 +169,12 @@ class Served:
 
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
-    into, down : (nodes, accesses) int8, the first and the last class that is written; STAGING if
-        none is. From `into` to `down`, each class is written with as many bytes as the file has:
-        the first one with the file itself, each further one with the files pushed out of the class
-        before it. The classes are those of the file's owner; if the file has no owner, those of the
-        node that uses the file. A missed file is read through its owner if the file goes into one
-        of the owner's classes
+    into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
+        to; STAGING if it writes to none. Class `into` gets the file itself. Each slower class down
+        to `down` gets the files pushed out of the class before it, as many bytes as the file has.
+        The classes are those of the file's owner; if the file has no owner, those of the node that
+        uses the file. A missed file is read through its owner if the file goes into one of the
+        owner's classes
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """
@@ -191,11 +192,12 @@ class Decision:
 
     staging : whether files are prefetched into the staging buffer in the exact order of access
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
-    copies, when : the copies that the other classes hold, and when these are made
+    copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, the number of the access by which each copy should exist on its node, as
-        in `Job.first_use`. Another node asks for the copy only once its own accesses have reached
-        this number (NoPFS 5.2.2). With None, nodes know which copies exist
+    due : (copies,) int64, the number of the access by which each copy should exist on its node.
+        Accesses are numbered as in `Job.first_use`. Another node asks for the copy only once its
+        own accesses have reached this number (NoPFS 5.2.2). With None, nodes know which copies
+        exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. Requests that arrive while the owner reads a file share that read, so an

@@ -1,4 +1,4 @@
-"""Simulates one scenario under several policies, named as on the command line."""
+"""Simulates one scenario under several policies, which are chosen by their names."""
 
 from collections.abc import Callable, Collection
 

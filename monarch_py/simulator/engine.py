@@ -1,4 +1,4 @@
-"""Simulates a policy's decision on a scenario in C (csrc/simulator)."""
+"""Simulates a scenario under a policy's decision. The simulation is in C (csrc/simulator)."""
 
 from typing import Any
 

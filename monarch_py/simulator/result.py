@@ -11,16 +11,18 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
                         the first fill
 ``epoch_seconds``       the time of each epoch; the sum is the total (the time before the first
                         batch belongs to the first epoch)
-``stall_seconds``       how long a rank waited for samples, mean over the ranks; without the wait
-                        for other ranks at a barrier, and without a fill before the first batch
+``stall_seconds``       how long a rank waited for samples, mean over the ranks. Not included are
+                        waits for other ranks at a barrier, and a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
-``share``, ``bytes``    by ``staging``, ``local``, ``remote``, ``pfs``: where a sample came from
-                        when it reached the staging buffer or the rank. Each sample counts once;
-                        ``staging`` counts samples that cost nothing: all under `perfect`, and
-                        those that arrived with a read of the same file for another sample
-``reuse_hit_ratio``     the share of the dataset's bytes that was read from copies of earlier
-                        epochs, on this node or another, in an epoch after the first. It cannot
-                        exceed C/D, the caches' capacity divided by the size of the dataset
+``share``, ``bytes``    how much came from each of ``staging``, ``local``, ``remote`` and ``pfs``:
+                        the place from which a sample reached the staging buffer or the rank. Each
+                        sample counts once.
+                        ``staging`` has the samples that cost nothing: all samples under the policy
+                        `perfect`, and samples that arrived with a read of the same file for
+                        another sample
+``reuse_hit_ratio``     the share of the dataset's bytes that an epoch reads from copies of earlier
+                        epochs, on this node or another; mean over the epochs after the first. It
+                        cannot exceed C/D, the caches' capacity divided by the dataset's size
 ``ready_ratio``         the share of samples that were in the node's memory when they were
                         requested, including prefetched ones
 ``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times

@@ -1,8 +1,8 @@
 """The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
-All sizes are in bytes, and all rates in bytes per second. The classes also declare the keys of a
-scenario's YAML file (document/keys.py), which keys.py reads and checks. A scenario that is
-constructed in Python is not checked.
+All sizes are in bytes, and all rates in bytes per second. The fields of the classes also define the
+keys of a scenario's YAML file, by the rules of document/keys.py. simulator/keys.py reads and checks
+such a file. A scenario that is constructed in Python is not checked.
 """
 
 import math
@@ -136,9 +136,9 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors uses scipy's ``norm.rvs``, which draws the same numbers
-        from the same state. It draws all sizes at once, and then a new size for each one outside
-        [min, max]. A constant law draws nothing.
+        The simulator of the NoPFS authors gives the same sizes: it uses scipy's ``norm.rvs``, which
+        draws the same numbers from the same state. All sizes are drawn at once, and each size
+        outside [min, max] is then drawn again. A constant law draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
@@ -259,8 +259,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Nodes that differ from the other nodes. Where a value is None, these nodes do not differ; nor
-    do they in the capacity of a class that `capacity` does not name.
+    """Nodes that differ from the other nodes. They have the scenario's common value for each field
+    that is None, and the common capacity for each class that `capacity` does not name.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them

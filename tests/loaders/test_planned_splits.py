@@ -278,7 +278,7 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"^part: .* has no part 'val' that is dealt by holders"):
         sampler_of(plain, "val", rank=0)
     unheld = read_plan(described(tmp_path, SPLITS["solar"]))
-    with pytest.raises(ConfigError, match=r"^split: 'solar' deals by holders, which are not known"):
+    with pytest.raises(ConfigError, match=r"^split: 'solar' needs the holders of the samples"):
         unheld.parts[0].loader.batches(0)
     assert with_holders(unheld).parts[0].loader.batches(0).shape[0] == 4
     text = described(tmp_path, SPLITS["solar"]).read_text()

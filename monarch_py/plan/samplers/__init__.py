@@ -1,9 +1,8 @@
 """Samplers: the orders in which samples are accessed, known before the training starts.
 
-Every sampler yields exactly the same indices as the library's sampler of that name. An order may
-depend on what else the program does. In some of these cases, the sampler's `reach` states for how
-many epochs the order is known. In others, the order must be recorded, and given to Recorded or
-Listed.
+Every sampler yields exactly the same indices as the library's sampler of the same name. Some orders
+depend on what else the program does. The sampler's `reach` may then say for how many epochs the
+order is known. Otherwise the order must be recorded, and given to Recorded or Listed.
 """
 
 from typing import Any

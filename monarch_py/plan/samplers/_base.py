@@ -21,7 +21,8 @@ Order = npt.NDArray[np.int32]
 # others.
 NONE = -1
 
-# The least number of chained orders that `backwards` holds in memory at a time.
+# If each order is derived from the previous one, `backwards` holds at least this many orders in
+# memory at a time.
 BLOCK_EPOCHS = 8
 
 # The largest number of samples: an Order holds that many different numbers besides NONE.
@@ -79,7 +80,7 @@ class Sampler(ABC):
     ranks_field : name of the field with the number of ranks for which the order is made; None if
         there is no such field
     own_split : the only Loader.split that distributes this order over the ranks as the library
-        does; None for any split
+        does; None if every split may be used
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
         does not run in each epoch; False if it counts the runs of its part
     """

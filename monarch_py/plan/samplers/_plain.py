@@ -66,7 +66,7 @@ class Recorded(Listed):
 
     def __post_init__(self) -> None:
         if np.ndim(self.indices) != 1:
-            raise ConfigError("indices: one epoch is recorded; write its samples as one row")
+            raise ConfigError("indices: Recorded needs the order of one epoch; write it as one row")
         super().__post_init__()
 
 

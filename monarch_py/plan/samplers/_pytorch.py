@@ -1,8 +1,8 @@
 """The samplers of torch.utils.data without torch: the same indices as torch 2.13 on the CPU.
 
-A torch.Generator on the CPU is an MT19937; only the low 32 bits of its seed count. randperm is a
-Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, it is a variant with two
-draws per item.
+A torch.Generator on the CPU is an MT19937, which uses only the low 32 bits of its seed. randperm is
+a Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, it is a variant with
+two draws per item.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,10 @@ from monarch_py.native import lib
 from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice, check_length
 
-# From this many items on, randperm takes two draws per item (TensorFactories.cpp).
+# From this many items on, randperm takes two draws per item (see torch's TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20
-# From this range on, randint takes two draws per number (DistributionTemplates.h).
+# For at least this many possible numbers, randint takes two draws per number (see torch's
+# DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
 # When a DataLoader draws from the sampler's generator. If the program has passed the generator to
@@ -224,9 +225,9 @@ class GlobalRandomSampler(Sampler):
 def _words_of(state: bytes) -> tuple[list[int], int]:
     """Returns the words of a CPU generator's state, and how many of them have been used.
 
-    torch saves the seed (8 bytes), the number of words left (4), whether it is seeded (4), the
-    index of the next word (8), 624 words of 8 bytes each, and then data for normally distributed
-    numbers.
+    torch saves these fields, with these sizes [bytes]: the seed (8), the number of words left (4),
+    whether the generator is seeded (4), the index of the next word (8), and 624 words (8 each).
+    Data for normally distributed numbers follow.
     """
     if len(state) != 5056:
         raise ConfigError(
@@ -320,7 +321,8 @@ class WeightedRandomSampler(_Generated):
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         for generator in self.generators(start, 2 * self.count):
-            # The low 53 of the 64 bits give the number in [0, 1) (uniform_real_distribution).
+            # The low 53 of the 64 bits give a number in [0, 1), as in torch's
+            # uniform_real_distribution.
             bits = generator.draw64(self.count) & np.uint64((1 << 53) - 1)
             drawn = np.searchsorted(sums, bits.astype(np.float64) * 2.0**-53, side="left")
             yield drawn.astype(np.int32)

@@ -11,7 +11,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.native import lib
 from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
-# The global seed if tf.random.set_seed was not called (random_seed.py).
+# The global seed if tf.random.set_seed was not called, from TensorFlow's random_seed.py.
 _DEFAULT_GLOBAL_SEED = 87654321
 # Seeds are reduced modulo this number. If both become 0, the second seed becomes this number.
 _SEEDS = (1 << 31) - 1
@@ -49,8 +49,8 @@ class TensorFlowShuffle(Sampler):
             yield order
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """Returns the seeds of this epoch's iterator: two draws from the dataset's generator, or
-        without `reshuffle` the dataset's own seeds in every epoch."""
+        """Returns the two seeds of this epoch's iterator. With `reshuffle` they are two draws from
+        the dataset's generator. Otherwise they are the dataset's own seeds, in every epoch."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):

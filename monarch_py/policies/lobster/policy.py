@@ -1,4 +1,5 @@
-"""Lobster as a policy: eviction by reuse (4.4), with the threads divided among the GPUs."""
+"""The policy Lobster (Liu et al., ICPP'22). It evicts copies by their reuse (section 4.4 of the
+paper), and divides a node's threads among its GPUs (sections 4.1 to 4.3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from monarch_py.policies.view import (
 
 @dataclass
 class Evictions:
-    """The number of copies that each of the three rules has dropped."""
+    """The number of copies that each of the three rules of `lobster` has dropped."""
 
     reuse_count: int = 0
     reuse_distance: int = 0
@@ -47,13 +48,13 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
 
     A node that lacks a sample reads it from a node that holds it, or else from the file system, and
     keeps the sample. The threads of a node are divided among its GPUs so that all GPUs have the
-    samples of a step at about the same time (4.1 to 4.3, `_threads`). On a single node every sample
-    is used in every epoch, so only rule 3 can act.
+    samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
+    every sample is used in every epoch, so only rule 3 can act.
 
     Assumptions: samples are loaded shortly before their use. So each loaded sample is the
-    prefetched sample that is used soonest. Rule 3 then decides by the use after that whether the
-    sample is kept. Nodes see which samples the other nodes held at the start of the step. Rule 2
-    applies to samples that are used again, rule 1 to all other samples.
+    prefetched sample that is used soonest. After this use, rule 3 decides by the sample's following
+    use whether the sample is kept. Nodes see which samples the other nodes held at the start of the
+    step. Rule 2 applies to samples that are used again, rule 1 to all other samples.
 
     evictions : counts the copies that each rule drops, if given
     """
@@ -73,12 +74,13 @@ PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> Int32s:
-    """Returns (nodes, steps, ranks) int32, the threads that Algorithm 1 gives each rank in every
-    step, as `Decision.threads`.
+    """Returns (nodes, steps, ranks) int32, the number of threads that Algorithm 1 gives each rank
+    in every step, in the form of `Decision.threads`.
 
-    Here a thread loads a sample and then preprocesses it. So the predicted time of a queue includes
-    both steps. Unlike in 4.1, no threads are reserved for preprocessing. A queue's rate at a source
-    is what its threads get there while all nodes and threads are busy.
+    A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
+    preprocesses it, so the predicted time of a queue includes both. Unlike in section 4.1 of the
+    paper, no threads are reserved for preprocessing. The rate at which a queue's threads read a
+    source is the rate that they get while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
@@ -117,13 +119,14 @@ def _rates(cluster: Cluster, node: int) -> Floats:
 
 
 def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
-    """Returns the time to preprocess one byte [s] as a function of the number of threads (4.1)."""
+    """Returns the time to preprocess one byte [s], as a function of the number of threads (Lobster
+    4.1)."""
     threads = np.arange(1, int(cluster.threads[STAGING]) + 1)
     return PiecewiseLinear.fit(threads, 1 / (cluster.preprocess[node] * threads), PIECES)
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
-    """Returns the samples that rule 1 drops.
+    """Returns (samples,) whether rule 1 of `lobster` drops each sample.
 
     upcoming : next use on this node, or NEVER;  copies : number of copies on all nodes
     """
@@ -131,7 +134,7 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
-    """Returns the samples that rule 2 drops.
+    """Returns (samples,) whether rule 2 of `lobster` drops each sample.
 
     upcoming : the iteration of the next use on this node, counted over all epochs
     now : this iteration, counted in the same way

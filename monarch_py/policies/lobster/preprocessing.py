@@ -28,9 +28,11 @@ class PiecewiseLinear:
 
         x : (points,), for example threads
         y : (points,), for example seconds per batch
-        pieces : the largest number of lines. Each line has at least two different x, unless all
-            points have the same x. All ways to split the points are compared (Bellman 1961), so the
-            sum of squares is minimal. Raises PolicyError for no points or `pieces` below 1.
+        pieces : the largest number of lines
+
+        Each line has at least two different x, unless all points have the same x. Dynamic
+        programming compares all ways to split the points (Bellman 1961), so the sum of squares is
+        minimal. Raises PolicyError for no points or `pieces` below 1.
 
         Speed rises with the number of threads until cores or memory are used up; with more threads,
         it falls. Two or three lines can model this, one line cannot.

@@ -1,4 +1,5 @@
-"""The loading queues of GPUs: the time that each takes, and its threads (Lobster 4.2 and 4.3)."""
+"""The loading queues of GPUs: how long each queue takes (Lobster 4.2), and how many threads each
+queue gets (Lobster 4.3)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,9 +7,8 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# The largest number of predicted times that are copied in memory at once. It limits how many
-# windows are tried together. (A simulation computes all steps of an epoch at once, a daemon one
-# step.)
+# The largest number of predicted times that are copied in memory at once. `share_threads` gets all
+# steps of an epoch at once, so it tries only a part of the windows together.
 TOGETHER = 1 << 18
 
 
@@ -62,8 +62,8 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
-      versa, so the search moves away from the balance. Here bisection searches for the end of a
-      window [least, largest] of predicted times. The later a window begins, the later it must end.
+      versa, so the search moves away from the balance. Here, for each beginning of a window [least,
+      largest] of predicted times, bisection searches for the window's end.
     - The printed loop never compares the sum of the threads with T_L. Here it must not exceed T_L.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
       queue at a time, so it may stop where no single change helps. Here all windows are tried, so
@@ -96,17 +96,17 @@ def _best_from(
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
     `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest and
-    the smallest time; and (steps,) the largest time. Without a window, the difference and the
-    largest time are inf.
+    the smallest time; and (steps,) the largest time. If no window is wide enough, the difference
+    and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # Each row is one step with one start.
+    # Each row stands for one step and one beginning of a window.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds the first end with which the window is wide enough. If no end is far enough,
-    # `end` becomes the number of levels.
+    # Bisection finds, for each row, the first end at which the window has a time of every queue and
+    # `total` threads suffice. If there is no such end, `end` becomes the number of levels.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2

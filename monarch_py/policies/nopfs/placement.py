@@ -1,10 +1,11 @@
 """Decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. If the dataset just fits into the tiers of all nodes
-together, a sixth of the files has no holder and is read from the file system in every epoch
-(`literal`). Here (`place`), every file gets one holder first, and further holders only get room
-that is left. Within the quotas, the sum of frequency x size over all copies is maximised.
+nothing ensures that each file has a holder. The function `literal` does that. If the dataset just
+fits into the tiers of all nodes together, a sixth of the files then has no holder, and is read from
+the file system in every epoch. The function `place` first gives every file one holder; further
+holders only get room that is left. Within the quotas, it maximises the sum of frequency x size over
+all copies.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
 # each node and file [bytes]. No placement is computed if that would exceed MOST_OF_USES [bytes].
-# All nodes must decide the same here, so the limit does not depend on a node's free memory.
+# All nodes must decide equally, so the limit does not depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -72,8 +73,8 @@ def place(
     weights : (nodes,), what a local read saves on each node, if links or classes differ; None = 1
         for all
 
-    Returns a Placement whose sum of value x size over all copies is within 1 % of the maximum, if
-    files are small compared with quotas (benchmarks/policies/bound.py).
+    Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
+    maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
 
     NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
     k, subject to sum_k s[k] x[n, k] <= quota[n], and to a limit on sum_n x[n, k]: >= 1 if the
@@ -115,8 +116,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
     """Returns (nodes,) the bytes of the files that each node wants in addition to its own. A node
-    wants a file if the file's value at this node is above the price. The file's own node is the one
-    that is best for it."""
+    wants a file if the file's value at this node is above the price of the node's room. A file is a
+    node's own if value - price is largest at this node."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -154,8 +155,8 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[Int32s, Floats, Floats]:
-    """Returns for each file the node with the largest gain, that gain, and the second largest
-    gain."""
+    """Returns for each file the node with the largest gain, that gain, and the second largest gain.
+    The gain is the file's value at a node, less the price of the node's room."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()

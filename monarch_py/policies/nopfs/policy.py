@@ -28,11 +28,11 @@ def nopfs(job: Job) -> Decision:
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
     copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
-    Say that the other node first needs the file for its access number a: then the node assumes that
-    the file is there as soon as its own accesses have reached number a (NoPFS 5.2.2). Classes are
-    filled during training, in order of first use, so that files that are already late come before
-    all others. If a node reads a file that belongs in one of its classes and is not there yet, this
-    read makes the copy.
+    Instead it compares its progress with the access for which the other node first needs the file.
+    Once its own accesses have reached the number of that access, it assumes that the other node has
+    the file (NoPFS 5.2.2). Classes are filled during training, in order of first use, so that files
+    that are already late come before all others. If a node reads a file that belongs in one of its
+    classes and is not there yet, this read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -89,9 +89,10 @@ def _decision(job: Job, copies: Copies) -> Decision:
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns when copies are needed.  first : when each copy's node first uses the file
+    """Returns the access for which each copy is first needed: the first use of the file by the
+    copy's node. If this node never uses the file, it is the first use by any node.
 
-    If the copy's node never uses the file, the copy is needed when any node first uses the file.
+    first : the number of the first use by the copy's node, or NEVER;  files : the file of each copy
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
@@ -140,8 +141,8 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Returns the copies: every node's files, assigned to its classes. The room left on a node may
-    be split over several classes, so that a file fits into none of them. Such a file goes to
+    """Returns the copies: every node's files, assigned to its classes. A file may fit into none of
+    a node's classes, because the free room is split over several classes. Such a file goes to
     another node with room."""
     parts, lost = [], []
     for node, files in enumerate(held):
@@ -155,7 +156,7 @@ def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
 
 def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
     """Returns the policy of a node that holds these files. The most used files are in the fastest
-    class, and each class is filled in the order of first use (Rule 1 of NoPFS 2)."""
+    class. Each class is filled in the order of first use, by Rule 1 of the NoPFS paper."""
     first = _needed(job, job.first_use[node], np.arange(job.files))[held]
     used, rooms = job.frequencies[node, held], rooms_of(job.cluster.capacity[node], len(held))
     policy = NodePolicy(node, shares=True)

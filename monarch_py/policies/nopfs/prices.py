@@ -75,9 +75,9 @@ class Prices:
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:
     """Returns prices at which each node's demand is about equal to its quota.
 
-    They are found by subgradient steps on samples of the files: the price of a node rises while the
-    node demands more than its quota. Steps shrink. The result of a stage is the prices of its step
-    with the least upper bound.
+    The prices are found by subgradient steps on samples of the files. The price of a node rises
+    while the node demands more than its quota, and falls while it demands less. Later steps are
+    smaller. A stage returns the prices of the step that gave the least upper bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -90,8 +90,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # In the second stage, only ties are not settled yet, and their values differ by no more
-        # than the noise. So the steps are small.
+        # The first stage leaves only ties undecided. Values that tie differ by no more than the
+        # noise, so the second stage takes small steps.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -118,8 +118,8 @@ class _Sample:
     everything: bool
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Returns the upper bound of the placement's value, and (nodes,) each node's demand, at
-        these prices."""
+        """Returns, for these prices, the upper bound on the value of a placement, and (nodes,) the
+        room that each node demands, relative to the size of the sample."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
         # If every file must be held, a file is demanded by its best node even at a loss, and by all

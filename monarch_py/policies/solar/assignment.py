@@ -48,7 +48,7 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
 def _take(
     row_of: npt.NDArray[np.int64], came_from: npt.NDArray[np.int64], column: int, row: int
 ) -> None:
-    """Augments the path that ends at `column`: each row gets the next column on the path."""
+    """Reassigns the rows on the path that ends at `column`: each row gets the next column."""
     while True:
         before = int(came_from[column])
         had = np.flatnonzero(row_of == before)

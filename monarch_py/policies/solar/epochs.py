@@ -4,11 +4,12 @@ The order of samples within an epoch follows from the epoch's seed, but the orde
 SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
-epoch to the next. The last c samples of an epoch, which are in the buffers, and the first c samples
-of the next one are random subsets of the n samples. So an edge costs c (1 - c / n) loads, with a
-standard deviation of c (1 - c / n) / sqrt(n) (hypergeometric): 0.34 % of the mean for 88,064
-samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
-0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+epoch to the next. An edge costs the samples that are loaded when the epoch changes. The buffers
+then have the last c samples of one epoch, and the first c samples of the next epoch are needed.
+Both are random subsets of the n samples. So the mean cost of an edge is c (1 - c / n), and the
+standard deviation is only 1 / sqrt(n) of the mean: 0.34 % for 88,064 samples. The best of 100 edges
+lies 2.5 standard deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the
+given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
 With a buffer of size C that drops the samples with the farthest next use, the order of epochs saves
 nothing: for a dataset of size D, the buffer loads D - C in an epoch, whatever epoch came before.
@@ -37,9 +38,10 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. It tells how
-    many samples are loaded at the start of epoch v if epoch u ran before it: those of the first C
-    samples of v that are not among the last C samples of u. The diagonal is 0 and has no meaning.
+    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. This is the
+    number of samples that are loaded at the start of epoch v if epoch u ran before it. Loaded are
+    those of the first C samples of v that are not among the last C samples of u. The diagonal is 0
+    and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
     capacity : C, how many samples the buffers of all nodes hold together
@@ -69,9 +71,8 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs (assignment bound). It is the
-    lowest cost if every epoch but one gets a successor of its own, even if these successors form no
-    path.
+    """Returns a lower bound on the cost of a path through all epochs. The bound is the lowest cost
+    at which every epoch but one gets a successor of its own. These successors need not form a path.
     """
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
@@ -98,8 +99,8 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Returns the cheapest successors, and the cost table. The table has one additional epoch of
-    cost 0, which marks the end of the path."""
+    """Returns the successor of each epoch in the cheapest assignment, and the table of costs. The
+    table has one additional epoch of cost 0, which marks the end of the path."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
@@ -123,8 +124,8 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the path that results if the cycles of the cheapest assignment are joined, always the
-    two that are cheapest to join."""
+    """Returns a path that is made from the cheapest assignment of successors. The successors form
+    cycles. The two cycles that are cheapest to join are joined, until one cycle is left."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

@@ -1,5 +1,5 @@
-"""SOLAR as a policy: it evicts by the known future accesses, and composes batches of what the
-buffers hold."""
+"""The policy SOLAR (Sun et al., VLDB'22). It evicts samples by their known future uses, and
+composes a node's batches of samples that the node's buffer holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,12 +38,11 @@ class Solar:
     chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
     vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
         larger value, there are fewer reads, but they include more unwanted bytes
-    reorder : whether the epochs are reordered too. It is off by default, because it gains nearly
-        nothing with independent shuffles (see `epochs`): with buffers that drop the samples with
-        the farthest next use, the loads of an epoch do not depend on the epoch before it
+    reorder : whether the epochs are reordered too. By default they are not, because reordering
+        gains nearly nothing with independent shuffles. The module `epochs` explains why
 
-    The node that loads a sample holds it, as the only node; the mapping lets this node use the
-    sample again. If the holder has reached the cap, another node loads the sample for this one use,
+    The node that loads a sample becomes the sample's only holder. Later steps assign the sample to
+    its holder. If the holder has reached the cap, another node loads the sample for this one use,
     and the holder keeps the sample. Assumptions: all classes of a node together are its buffer;
     every node has the same cap. Raises PolicyError for a cap below 1, for arguments that
     `chunks.join` refuses, and if nodes have different numbers of ranks.
@@ -117,9 +116,11 @@ class Solar:
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
         """Returns (samples,) the redundant bytes. The first sample of each read has the bytes of
-        all unwanted samples in the read; the read's other samples have 0. Adds to `spare` the
-        number of unwanted samples that the loads of this step permit, and subtracts the number of
-        those that are read."""
+        all unwanted samples in the read; the read's other samples have 0.
+
+        spare : (nodes,), how many more unwanted samples each node may read. Each load of this step
+            increases it, and each unwanted sample that is read decreases it
+        """
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
             return answer
