@@ -28,8 +28,8 @@ class ConfigError(MonarchError):
 
 
 class SessionError(MonarchError):
-    """A daemon cannot be reached, started or taken into a cluster: for example, no daemon answers,
-    another daemon holds what this one needs, or the nodes' settings differ."""
+    """A daemon cannot be reached, started or taken into a cluster. For example, no daemon answers,
+    another process holds the session's lock, or the nodes' settings differ."""
 
     exit_status: ClassVar[int] = 3
 

@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-A rate is the sum over all threads, as in the performance model (NoPFS, section 4), and is measured
-for several numbers of threads. Values that cannot be measured on one node are marked with a
-question mark.
+Each rate is measured with several numbers of threads. It is the rate of all threads together, as in
+the performance model (NoPFS, section 4). The scenario marks values that cannot be measured on one
+node with a question mark.
 """
 
 import json
@@ -27,7 +27,7 @@ from monarch_py.util.units import GIB, MIB
 
 # Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)
-# One measurement ends after this many bytes or seconds, which are enough for a rate.
+# One measurement ends after MOST_BYTES or MOST_SECONDS. Either is enough to compute a rate.
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
@@ -45,8 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : bytes that were read for the last of the source's rates; a few bytes are too few
-        for a rate
+    source_bytes : how many bytes were read to measure the last rate of the source. If they are
+        few, the scenario says that the rate is not reliable
     """
 
     source: Curve
@@ -56,7 +56,8 @@ class Calibration:
 
 
 def _drop_pages(fd: int) -> None:
-    """Drops a file's clean pages, so that the next read comes from the disk."""
+    """Drops a file's clean pages from the kernel's cache, so that the next read comes from the
+    disk."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -113,11 +114,11 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """The source's rates by number of threads, and the bytes that were read for the last rate.
+    """Measures the source with each number of threads. Returns the rates, and how many bytes were
+    read to measure the last one.
 
-    Each number of threads reads other files, if there are enough, because a file that was read
-    before may be in a cache. If there are fewer files than threads, this number of threads is not
-    measured.
+    A file that was read before may be in a cache. So each measurement reads files that no earlier
+    one has read, if there are enough files. No measurement has more threads than there are files.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -137,8 +138,8 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """Yields a temporary directory in the tier, for files that together have `size` bytes. Raises
-    TierError unless twice as many bytes are free."""
+    """Yields a temporary directory in the tier, for files of `size` bytes in all. Raises TierError
+    if less than twice this size is free."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -215,14 +216,14 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML), with the measured values. Values that only the user knows are marked.
+    """Returns the scenario (YAML) with the measured values. Values that only the user knows are
+    marked.
 
-    The scenario's staging buffer represents the memory of the readers, with the rates of the first
-    tier.
+    The scenario's staging buffer stands for the memory of the readers. Its rates are those of the
+    first tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # Name no more threads than were measured, because rates for more threads are unknown. The
-    # daemon finds out for itself how many threads are best.
+    # The scenario has no more threads than were measured, because rates for more are not known.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(

@@ -168,7 +168,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
         "level": "warning",
         "what": "configuration",
         "found": f"{session.config} names no dataset",
-        "hint": "set MONARCH_SOURCE=/the/dataset to check it as well",
+        "hint": "set MONARCH_SOURCE=/the/dataset to have the dataset checked too",
     }
     assert findings["tier (ssd)"]["level"] == "ok"
     assert "daemon" not in findings
@@ -256,7 +256,7 @@ def test_no_daemon_is_no_fault(session: Session) -> None:
     status, findings = examined(session)
     daemon = findings["daemon"]
     assert (status, daemon["level"], daemon["hint"]) == (0, "note", "")
-    assert daemon["found"].startswith("none runs; `monarch run` starts one")
+    assert daemon["found"].startswith("no daemon runs; `monarch run` starts one")
     assert f"{daemon['found']}\n" in session.monarch("doctor").stdout
 
 
@@ -464,7 +464,7 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.hint == (
-        "the memory (cgroup) leaves 1 MiB now; copies can take no more, whatever the quota"
+        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) has no more free"
     )
 
 
