@@ -75,8 +75,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` characters. A longer path stays in one piece, so
-    that it can be copied."""
+    """Breaks a text into lines of at most `width` characters. A path that is longer than that stays
+    in one piece, so that the user can copy it."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -115,7 +115,8 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Prints the sentences. If there are any, ends the command with TierError's exit status."""
+    """Prints sentences about tiers that are out of use. If there are any, ends the command with
+    TierError's exit status."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

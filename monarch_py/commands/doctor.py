@@ -265,10 +265,10 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
     for text in filter(None, held):
         yield Finding("problem" if all(held) else "warning", "tier", text)
     if all(held):
-        found = "none runs, and none can be started: no tier can be used"
+        found = "no daemon runs, and none can be started: no tier can be used"
         yield Finding("problem", "daemon", found, "free a tier, or add one to 'hierarchy'")
     elif connection.serves():
-        found = "the last one was killed or crashed (see `monarch logs`)"
+        found = "the last daemon was killed or crashed (see `monarch logs`)"
         yield Finding("problem", "daemon", found, f"start one with monarch start -c {config.file}")
     else:
         yield Finding("note", "daemon", NONE_RUNS)

@@ -1,17 +1,18 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
-The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
-would keep the scan busy for hours on one long name. Here each star except the last ends at the
-earliest match of the text that follows it. A later match is never tried, because it would only
-leave less of the name to the next star. `fnmatch.translate` does the same for names without
-directories.
+The globs of one list become one regular expression. A plain translation would backtrack: matching
+`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star except the last
+ends where the text after it first matches. Later matches are not tried. They could not help,
+because they would leave a shorter rest of the name to the next star. `fnmatch.translate` does the
+same for names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# One step of a glob. A step `**/` includes the slash, because it may stand for no directory at all.
+# One step of a glob. The step `**/` includes the slash. So if it stands for no directory, there is
+# no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -69,7 +70,7 @@ def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """The regular expression, for fullmatch, of a glob with these parts."""
+    """Returns the regular expression of a glob, for `fullmatch`. parts : the results of `_parts`"""
     # Each star that may match slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:
@@ -86,8 +87,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must match the end of the path, so the last star may try several
-    # matches.
+    # The text after the last star must match at the end of the path. So the last star may try
+    # several lengths.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:
@@ -96,8 +97,8 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group of `text`. Python before 3.11 lacks atomic groups, so a look-ahead
-    is used instead, which the matcher never enters a second time."""
+    """Returns an atomic group of `text`: once it has matched, no other match of it is tried. Python
+    before 3.11 lacks atomic groups. A look-ahead has the same effect."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

@@ -1,7 +1,7 @@
 """Says what would have made a run faster, with the simulator's estimate of each change.
 
-The scenario is made from the run's measurements. Values that a run cannot measure are assumed, and
-the advice lists each assumption.
+The simulator needs a scenario, which is made from the run's measurements. Values that a run cannot
+measure are assumed. The advice lists each assumption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated. A larger run is simulated with fewer files and
-# proportionally less room, which leaves the ratios the same (docs/simulator.md). So simulating a
-# change takes less than a second.
+# The most files and accesses that are simulated, so that simulating a change takes less than a
+# second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
+# so that the share of each tier stays the same (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
 # [bytes].
@@ -39,15 +39,15 @@ BATCH, AHEAD = 8, 2
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
-# In an interval in which at least this share of the bytes came from copies, the source did not slow
-# the training.
+# If at least this share of the bytes came from copies in an interval, the source did not slow the
+# training in that interval.
 UNDISTURBED = 0.95
 # The smallest share of the run's time that a change must save to be advised.
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# The largest quota to advise for a tier, as a share of the space for its copies: what they take
-# now, and what is free on the file system.
+# An advised quota of a tier is at most this share of the space for its copies. This space is what
+# the copies take now, plus what is free on the file system.
 DISK_SHARE = 0.9
 
 
@@ -89,8 +89,9 @@ class Advice:
 class _Machine:
     """The run as the simulator sees it.
 
-    tiers : the tiers that could be used, in their order;  readers : threads that read
-    policy : the name of the policy
+    tiers : the usable tiers, in the order of the configuration
+    readers : the number of threads that read at the same time
+    policy : the name of the simulator's policy
     """
 
     tiers: tuple[Tier, ...]
@@ -99,18 +100,19 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """The rate at which most of the bytes came [bytes/s]; 0 if none came. It is the mean of the
-    intervals' rates, weighted by their bytes, so that intervals with few bytes hardly count.
+    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. This is a
+    mean of the intervals' rates. The weight of an interval is its bytes, so that intervals with few
+    bytes have little influence.
 
-    amounts, seconds : (n,) bytes in each interval, and its length
+    amounts, seconds : (n,) the bytes in each interval, and the length of each interval
     """
     total = float(amounts.sum())
     return float((amounts * amounts / seconds).sum()) / total if total else 0.0
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """The rate at which the training read while copies gave nearly all bytes [bytes/s]. Other
-    intervals are left out; 0 if too few intervals remain."""
+    """Returns the rate at which the training read while copies gave nearly all bytes [bytes/s].
+    Only intervals of this kind are used. Returns 0 if they have too few bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -129,9 +131,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     """Returns the changes that, according to the simulator, would have saved at least 5 % of the
     run's time.
 
-    epochs : how many epochs the training has had, if it is known
-    compute : the rate at which the training reads while nothing delays it [bytes/s]; None if it is
-        not known
+    epochs : the number of epochs of the training; None if it is not known
+    compute : the rate at which the training reads if nothing delays it [bytes/s]; None if it is not
+        known
     """
     model = _Model(run, epochs, compute)
     if model.problem:
@@ -148,9 +150,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers if two conditions hold: on average, at least
-    half of the readers were waiting; and with half of them, the simulated run takes at most 5 %
-    longer."""
+    """Yields the advice to use half as many readers, under two conditions. First, at least half of
+    the readers were waiting, on average. Second, the simulated run with half of the readers takes
+    at most 5 % longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
@@ -220,7 +222,7 @@ class _Model:
         return max(BATCH * self._run.nodes, min(self._run.files, most))
 
     def machine(self) -> _Machine:
-        """The run as it was."""
+        """Returns the machine of the run as it was, without any change."""
         usable = tuple(t for t in self._run.report.tiers if t.usable and t.quota_bytes)
         policy = self._kept_policy()
         if policy == "hash" and self._run.is_planned:
@@ -230,7 +232,10 @@ class _Model:
         return _Machine(usable, max(1, self._run.readers), policy)
 
     def changes(self, now: _Machine) -> Iterator[tuple[str, _Machine]]:
-        """Yields possible changes: each as a sentence, and as the machine after the change."""
+        """Yields possible changes: for each, a sentence, and the machine with this change.
+
+        now : the machine without any change
+        """
         run, kept = self._run, self._kept_policy()
         size = run.bytes // run.nodes + run.files // run.nodes * 4096
         if run.report.prefetch == "none" and now.tiers:
@@ -251,8 +256,11 @@ class _Model:
             yield what, replace(now, policy="planned")
 
     def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
-        """Yields the change to a larger quota of the last tier, if the tier's file system has room
-        for it."""
+        """Yields the change that raises the quota of the last tier, if the tier's file system has
+        room for more copies.
+
+        size : how many bytes of copies a node needs room for
+        """
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)
         room = next(
@@ -274,7 +282,7 @@ class _Model:
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:
-        """The time of the whole run on a machine [s]."""
+        """Returns the simulated time of the whole run on a machine [s]."""
         result = simulate(self._scenario(machine), POLICIES[machine.policy])
         return result.total_seconds / self._scale
 
@@ -318,7 +326,7 @@ class _Model:
         yield (
             f"{counted(self._epochs, 'epoch')} of {counted(run.files, 'file')} of"
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
-            " order each time"
+            " order in each epoch"
         )
         yield f"the source gives this node {_rate(self._source)}, the rate at which most bytes came"
         if self._compute:

@@ -264,7 +264,7 @@ def test_a_daemon_that_was_killed_is_a_problem(served: Session) -> None:
     served.kill()
     status, findings = examined(served)
     assert (status, findings["daemon"]["level"]) == (1, "problem")
-    assert findings["daemon"]["found"].startswith("the last one was killed or crashed")
+    assert findings["daemon"]["found"].startswith("the last daemon was killed or crashed")
 
 
 def test_a_configuration_that_cannot_work_is_a_problem(monarch: Monarch, tmp_path: Path) -> None:
