@@ -1,7 +1,7 @@
 """Numpy arrays that C and Python share: their types, the layouts of C structs, pointers to them.
 
-This module defines no layout: every offset and size comes from the compiled headers. It is separate
-from `native`, so that commands which need no array start without numpy.
+The layouts come from the compiled headers: this module defines no offset and no size. It is not a
+part of `native`, so that commands which need no array start without numpy.
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.native import ffi
 
-# Types of numpy arrays, by the type of the elements. `Ids` are the indices of entries in the
-# catalog.
+# Numpy arrays with one type of elements. `Ids` are indices of entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

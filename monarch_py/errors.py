@@ -1,6 +1,6 @@
 """The errors that end a command with one sentence instead of a traceback.
 
-Each class stands for one kind of cause, and has the exit status of the command::
+Each class stands for one kind of cause. The number is the exit status of the command::
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work

@@ -31,8 +31,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the columns for a finding's `level` and `what` [characters]: the lengths of the longest
-# texts in them.
+# The widths of the columns `level` and `what` of the findings [characters]. Each column is as wide
+# as the longest text in it.
 WIDTHS = (7, 15)
 # The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20

@@ -96,7 +96,7 @@ def _listening(port: int) -> WSGIServer:
         return _ThreadingServer((LOOPBACK, port), _Quiet)
     except OSError as error:
         raise MonarchError(
-            f"cannot listen on port {port} ({error.strerror}); give another one"
+            f"cannot listen on port {port} ({error.strerror}); give another port"
         ) from None
 
 
@@ -176,7 +176,8 @@ def _give(
     textfile: Path | None,
     every: float | None,
 ) -> None:
-    """Writes or serves the metrics, as the options say; without an option, prints them."""
+    """Writes or serves the metrics, as the options of the command say. Without an option, prints
+    the metrics."""
     if textfile is not None:
         _write(textfile, registry, every)
     elif socket_file is not None:

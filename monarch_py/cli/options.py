@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. The site's configuration is used if
-    one of the user's daemons on this node serves it, or if the user has no daemon here. Otherwise
-    the configuration of the user's only daemon here is used. Raises ConfigError if none of these
-    exists, or if several daemons run and none of them serves the site's configuration."""
+    """Returns the configuration to use if the user names none. It depends on the user's daemons on
+    this node. The site's configuration is used if one of the daemons serves it, or if no daemon
+    runs. Otherwise, if one daemon runs, its configuration is used. Raises ConfigError if several
+    daemons run, or if neither a daemon nor the site has a configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site

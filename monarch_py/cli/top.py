@@ -40,8 +40,8 @@ SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
 class _OpenFiles(threading.Thread):
-    """Asks which programs have which files open, in a thread, so that the view does not wait for
-    the answers."""
+    """A thread that asks the daemon which programs have which files open. The view does not wait
+    for the answers, which may be slow because a file system hangs."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)
@@ -105,8 +105,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether these keys, which were read together, end the view. b"" ends the view too, because it
-    means that the terminal is gone."""
+    """Whether the keys that one read has returned end the view. If the read has returned b"", the
+    terminal is gone, which ends the view too."""
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 

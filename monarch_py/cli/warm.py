@@ -75,8 +75,8 @@ def _to_fill(progress: Progress) -> int:
 
 
 class _Display:
-    """Shows the progress on standard error: as a bar on a terminal, elsewhere as a line every few
-    seconds."""
+    """Shows the progress on standard error. On a terminal, the progress is a bar. Otherwise, it is
+    a line every few seconds."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._next = bar, time.monotonic() + LINE_S
@@ -130,9 +130,9 @@ def _forecast(progress: Progress, room: int) -> str:
 
 
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
-    """The summary of the command.
+    """Returns the summary of the command.
 
-    hint : what the user can do to make room for the files that did not fit; "" if not known
+    hint : says how to make room for the files that did not fit; "" for no hint
     has_tiers : whether any tier can be used
     """
     filled = (

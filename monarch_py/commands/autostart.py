@@ -24,8 +24,8 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# CLAIM: the descriptor of the claim, which is the locked file `starts`. The file contains the times
-# of the latest starts, as the library's C code writes them: integers of TIME_BYTES bytes, in the
+# CLAIM: the descriptor of the claim, which is the locked file `starts`. The library's C code writes
+# the times of the latest starts into this file. Each time is an integer of TIME_BYTES bytes, in the
 # byte order of this machine.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
@@ -73,8 +73,8 @@ def is_wished(config: Config) -> bool:
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
     """Whether a program under the library has a file open below one of the directories `roots`. The
-    program may have opened the file while this process held the claim. Such an open starts no
-    other starter, so this process looks for it."""
+    program may have opened the file while this process held the claim. No other starter is started
+    then, so this process must find the file itself."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

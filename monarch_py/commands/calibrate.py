@@ -31,8 +31,8 @@ THREADS = (1, 2, 4, 8)
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
-# A tier is measured with one file of this size per thread; the files are smaller if the tier's
-# quota requires it.
+# A tier is measured with one file per thread. A file has this size, or less if the tier's quota is
+# too small.
 SCRATCH_BYTES = 32 * MIB
 # At most this many source files are listed. The files to read are chosen among them.
 LISTED_FILES = 100_000
@@ -86,8 +86,11 @@ def _write(path: Path, piece: bytes, size: int, until: float) -> int:
 
 
 def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: int) -> float:
-    """Does `work` on all paths with `threads` threads. Returns the bytes per second of all threads
-    together. Raises the first OSError of `work`."""
+    """Calls `work` for each path, in `threads` threads. Returns the bytes per second of all threads
+    together. Raises the first OSError of `work`.
+
+    work : reads or writes a file until a time, and returns how many bytes it has read or written
+    """
     begun = time.monotonic()
     until = begun + MOST_SECONDS
     with ThreadPoolExecutor(threads) as pool:
@@ -175,9 +178,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads it reads up to 256 MiB of the source, and drops these files' pages
-    from the kernel's cache. In every tier it writes up to 256 MiB, never more than the quota, to a
-    temporary directory.
+    For each number of threads, reads up to 256 MiB from the source, and drops the pages of the read
+    files from the kernel's cache. In each tier, writes up to 256 MiB to a temporary directory, but
+    not more than the tier's quota.
 
     tell : called with a text that says what is measured next
 
@@ -201,8 +204,8 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """The rate as a scenario spells it. A small rate is written in whole bytes, at least 1, because
-    a scenario does not accept a rate of 0."""
+    """Returns the rate as a scenario spells it. The least rate is 1 byte/s, because a scenario does
+    not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 

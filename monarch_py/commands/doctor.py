@@ -44,9 +44,9 @@ CATALOG_BYTES_PER_FILE = 288
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# A program that runs in its own process, so that doctor survives a broken MPI and can report it.
-# Its argument is the directory that contains this package, because `pip install --prefix` puts
-# mpi4py there too.
+# A Python program. It runs in its own process, so that a broken MPI does not end doctor, which can
+# report the problem. Its argument is the directory that contains the package monarch_py. mpi4py may
+# be in the same directory, because `pip install --prefix` puts it there.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -226,8 +226,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """A finding if libcrypto is missing and may be needed. Daemons of several nodes need it to
-    start; a daemon that works alone does not."""
+    """A finding if libcrypto is missing and may be needed. Daemons that join on several nodes need
+    libcrypto. A daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():

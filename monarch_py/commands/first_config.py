@@ -73,8 +73,8 @@ class _Mount:
     source: str
 
     def pool(self, device: int) -> str:
-        """The name of the pool of space that the file system uses. Subvolumes of btrfs and datasets
-        of ZFS have different device numbers, but share one pool."""
+        """Returns a name for the disk space that the file system uses. Subvolumes of btrfs have
+        different device numbers, but share one space. The same is true of datasets of ZFS."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)

@@ -43,11 +43,11 @@ KILL_LIMIT_S = 10.0
 class Outcome:
     """How a run ended.
 
-    exit_status : exit status of the command; 128 + n if signal n ended the command
-    report : the daemon's status after the command; None if the daemon did not give it
-    problem : why the command ran without a daemon, or could not run; "" otherwise
-    before : the daemon's status before the command; None if the daemon did not give it
-    lost : why the daemon gave no report after the command; "" if it did
+    exit_status : the exit status of the command; 128 + n if signal n ended the command
+    report : the daemon's status after the command; None if there is none
+    problem : why the command ran without a daemon, or why it could not run; "" if it ran with one
+    before : the daemon's status before the command; None if there is none
+    lost : why `report` is None although a daemon served the command; "" otherwise
     """
 
     exit_status: int

@@ -43,7 +43,8 @@ class Verdict:
         """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
         otherwise returns True.
 
-        copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
+        copy, path : the paths of the copy and of its source file
+        expected : the recorded checksum and size [bytes]
         """
         self.checked += 1
         if _sum(copy, self.block_size_bytes) != expected:
@@ -86,12 +87,12 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
-    """Reads every copy and checks it against its checksum, and with `against_source` also against
-    its source file. Removes the copies that are not good.
+    """Reads every copy, and compares its checksum with the recorded one. With `against_source`,
+    also compares each copy with its source file. Removes the copies that differ.
 
-    If a daemon serves, its copies are checked, and the daemon drops the bad ones. Otherwise the
-    copies on persistent tiers are checked. Raises TierError if another daemon holds one of these
-    tiers.
+    If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
+    Otherwise the copies on persistent tiers are checked. Raises TierError if the daemon of another
+    configuration holds a persistent tier.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)

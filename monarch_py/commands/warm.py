@@ -140,12 +140,10 @@ class Warm:
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
         """Orders copies of the chosen files. With `wait`, returns when all copies that can be made
-        exist. Otherwise returns when all files are known and their copies are ordered.
+        exist. Otherwise returns when all files are known and their copies are ordered. After an
+        exception, such as SystemExit on a signal, cancels the fills that have not begun.
 
         show : called with the progress several times a second
-
-        An exception (SessionError, or one from a signal) cancels the fills that no thread of the
-        daemon has begun.
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
@@ -218,8 +216,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """Sends the daemon a command for which it must access the source. Returns the answer.
-        Raises SessionError if the source's file system hangs."""
+        """Sends the daemon a command, and returns the answer. For such a command, the daemon must
+        access the source. Raises SessionError if the source's file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -242,8 +240,7 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that should get a copy but for which no fill
-        is ordered now."""
+        """Updates `progress`. Returns the files, (n,), that need a copy that is not ordered now."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

@@ -2,7 +2,7 @@
 line.
 
 The value of a key comes from the last layer that has the key. The keys of an inner mapping, such as
-`source_limits`, may come from different layers; a list, such as `sources` or `hierarchy`, comes as
+`source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes as
 a whole from one layer.
 """
 
@@ -96,8 +96,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """The configuration to use if the command line names none: the file that MONARCH_CONFIG names,
-    or else the site's. None if there is neither."""
+    """Returns the configuration to use if the command line names none. It is the file that
+    MONARCH_CONFIG names, or else the site's. Returns None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 

@@ -1,7 +1,7 @@
 """The limits of a site, which its users' configurations may not exceed.
 
-Only Monarch's own programs check these limits, so a user can evade them. Limits that no user can
-evade are quotas of the file system and the job's memory cgroup.
+Only Monarch's own programs check these limits, so a user can evade them. A site that needs limits
+which no user can evade must use quotas of the file system and memory cgroups.
 """
 
 import os

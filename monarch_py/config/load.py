@@ -1,7 +1,7 @@
 """Reads the layers of a configuration into a checked Config.
 
-schema.py declares the keys and their values. This module checks that the values fit together and
-fit the disk, so that a configuration that cannot work is refused before a job starts.
+schema.py declares the keys and their values. This module checks that the values fit together, and
+that they fit the disk. So a configuration that cannot work is refused before a job starts.
 """
 
 import os

@@ -26,11 +26,12 @@ _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 class PathFilter:
     """Selects paths relative to a source.
 
-    A path is selected if a glob of `include` matches it and no glob of `exclude` does. An empty
-    `include` selects every path. A glob with a slash is compared with the whole relative path, a
-    glob without a slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and
-    ``**/`` may also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A
-    backslash makes the next character literal. Names that begin with a dot are not special.
+    A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
+    empty `include` selects every path. A glob with a slash is compared with the whole relative
+    path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
+    slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, also for none.
+    ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes the next character literal.
+    Names that begin with a dot are not special.
 
     The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
     never match.
@@ -138,8 +139,8 @@ def _part(step: re.Match[str], glob: str) -> str:
 
 
 def _set(step: re.Match[str], glob: str) -> str:
-    """The regular expression of a set such as `[a-z]`. It is built member by member, because `--`
-    and `[` are special in a regular expression."""
+    """Returns the regular expression of a set such as `[a-z]`. The set's text cannot be used as it
+    is, because `--` and `[` are special in a regular expression."""
     rest, members = step["set"], ""
     while rest:
         is_range = len(rest) >= 3 and rest[1] == "-"

@@ -141,8 +141,8 @@ class SourceConfig(Keys):
 class SourceLimits(Keys):
     """Limits on the load that this node's daemon causes at all sources together.
 
-    bandwidth : bytes per second
-    operations : opens and reads per second
+    bandwidth : the largest number of bytes read per second
+    operations : the largest number of opens and reads per second
     """
 
     bytes_per_s: Annotated[Size | None, Key("bandwidth", "no limit")] = None
@@ -317,8 +317,8 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # The checked staging area; None if the configuration has none. The daemon then makes a staging
-    # area itself if it needs one.
+    # The checked staging area. None if the configuration has none; the daemon then makes a staging
+    # area itself when it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
     # The default is large, because many reads at the same time hide a source's latency. Threads are

@@ -15,7 +15,8 @@ from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 
 DEFAULT = "default"
-# For each key that is written in an inner mapping of a configuration: the name of that mapping.
+# The names of keys that belong in an inner mapping of a configuration, such as `tuning`. The value
+# is the name of the mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 

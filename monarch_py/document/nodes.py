@@ -7,7 +7,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# PyYAML's words for the problem that a line lacks ": ".
+# PyYAML's message about a line that lacks ": ".
 NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
 # a large data file out of memory if the user names one by mistake.

@@ -30,10 +30,10 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 # second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
 # so that the share of each tier stays the same (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
-# MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
-# [bytes].
+# A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
+# not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# BATCH : the files of a batch. AHEAD : the batches that each reader fetches ahead.
+# BATCH : how many files a batch has. AHEAD : how many batches each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
@@ -67,7 +67,8 @@ class Advice:
     """The changes that would have helped.
 
     measured : the time of the run [s];  simulated : the simulated time of the unchanged run [s]
-    changes : the best first;  assumptions : a sentence for each number that was not measured
+    changes : the changes, the best first
+    assumptions : a clause for each assumption of the simulation
     """
 
     measured: float
@@ -120,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # Intervals with a small part of the bytes, such as the first and the last of a run, do not
-    # show the training's rate.
+    # If these intervals have only a small part of the bytes, they do not show the training's rate.
+    # For example, they may be only the first and the last of the run.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -328,14 +329,14 @@ class _Model:
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
             " order in each epoch"
         )
-        yield f"the source gives this node {_rate(self._source)}, the rate at which most bytes came"
+        yield f"the source gives this node {_rate(self._source)}, as it did for most of the bytes"
         if self._compute:
             how = "as given" if is_given else "as it did while copies gave nearly all bytes"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (
-                "the training computes nothing, so these are the largest gains possible; its own"
-                " speed is not known, because the source always delayed it (give --compute)"
+                "the training computes nothing, because its own speed is not known: the source"
+                " always delayed it; so the gains may be smaller than shown here (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
@@ -346,13 +347,13 @@ class _Model:
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])
             how = "the rate at which bytes came" if self._network else "which was not measured"
-            yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
+            yield f"all {run.nodes} nodes are like this one, and have the same rate at the source"
             yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)
         yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
         yield (
-            f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
-            f" each {AHEAD * BATCH} files ahead of the training; decoding takes no time"
+            f"the daemon saw {counted(run.readers, 'thread')} read at the same time; each reads"
+            f" {AHEAD * BATCH} files ahead of the training, and decoding takes no time"
         )
 
 

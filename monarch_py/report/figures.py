@@ -1,7 +1,7 @@
 """The figures of `monarch report`, each with its numbers as a table.
 
-The drawings are SVG. Text and axes take the colour of the page's text, so that they can be read on
-a dark page and on a light one.
+The drawings are SVG. Text and axes have the colour of the page's text, so that they can be read on
+a dark page and on a light page.
 """
 
 import io

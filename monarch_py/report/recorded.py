@@ -20,8 +20,7 @@ from monarch_py.errors import MonarchError
 
 # The schema of docs/status.md that this module reads.
 SCHEMA = 1
-# A file larger than this [bytes] is not a report: even the report of a million files has only
-# 0.2 MB.
+# A file larger than this [bytes] is not a report. The report of a million files has only 0.2 MB.
 MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
@@ -209,8 +208,8 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # An epoch ends at the first point of the history that belongs to the next epoch,
-            # because a point counts the opens that were made before it.
+            # A point of the history counts the opens before it. So an epoch ends at the first point
+            # that belongs to the next epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

@@ -1,6 +1,6 @@
 """The summary of `monarch run`: what Monarch gained, what the source served, and what to change.
 
-Its lines have at most 80 columns.
+The summary's lines have at most 80 characters.
 """
 
 import re
@@ -180,7 +180,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The last tier is the slowest and is filled last, so its quota is the one to raise. A copy
+    # Advise a larger quota for the last tier, because it is the slowest and is filled last. A copy
     # takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = rounded_up(tier["used_bytes"] + needed)
