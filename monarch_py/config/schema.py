@@ -178,7 +178,8 @@ class TierConfig(Keys):
     persistent : keep the copies when the daemon ends
     eviction : with `planned`, copies make room for others that are needed sooner, see
         [Access plans](plan.md#eviction)
-    block_size : a key of the original Monarch; ignored, with a warning unless it is `max`
+    block_size : a key of the original Monarch, without effect; any value except `max` gives a
+        warning
     """
 
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -239,7 +240,7 @@ class Tuning(Keys):
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : a program that opens a file of at most this size, without a copy, reads the file
+    handover_size : if a file of at most this size has no copy, a program that opens it reads it
         from the source itself, and the daemon makes the copy through the program's descriptor; with
         `0` the daemon reads all files itself
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
@@ -285,8 +286,8 @@ class Config(Tuning):
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)
     performance : a file that `monarch calibrate -o` has written, with rates to use until the daemon
         has measured its own
-    switch_file : while this file exists, Monarch is switched off; `/etc/monarch/disabled` has the
-        same effect
+    switch_file : Monarch is switched off while this file exists, or while `/etc/monarch/disabled`
+        exists
     autostart : the first program under the library that opens a file of a source starts the daemon,
         see [Without a command](autostart.md)
     idle_exit : a daemon that a program has started ends when no program has used it for this long;
