@@ -6,19 +6,17 @@ import sys
 
 
 def _have_streams() -> None:
-    """Opens /dev/null for each standard stream that the shell has closed. Python sets such a stream
-    to None, and the next file that is opened would get the stream's descriptor number. A command
-    that we run does not inherit the descriptors of /dev/null, so it still finds the streams
-    closed."""
+    """Opens /dev/null for each standard stream that the shell has closed. Otherwise the next file
+    that this process opens would get the stream's descriptor number. Programs that this process
+    starts do not inherit /dev/null, so they still find the streams closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def main() -> None:
-    """The entry point. Runs the command and exits with its status. During the import of the
-    modules, an interrupt ends the process without a traceback; later, the commands handle
-    interrupts."""
+    """The entry point. Runs the command and exits with its status. While the modules are imported,
+    an interrupt ends the process without a traceback. Later, the commands handle interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _have_streams()

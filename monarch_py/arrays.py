@@ -1,7 +1,7 @@
 """Numpy arrays that C and Python share: their types, the layouts of C structs, pointers to them.
 
-This module defines no layout: every offset and size comes from the compiled headers. It is separate
-from `native`, so that commands which need no array start without numpy.
+The layouts come from the compiled headers: this module defines no offset and no size. It is not a
+part of `native`, so that commands which need no array start without numpy.
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.native import ffi
 
-# Types of numpy arrays, by the type of the elements. `Ids` are the indices of entries in the
-# catalog.
+# Numpy arrays with one type of elements. `Ids` are indices of entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -22,7 +21,7 @@ Uints = npt.NDArray[np.uint64]
 Ids = Uints
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
-# The C type of an array's elements, by dtype; `struct_dtype` adds the types of structs.
+# C_TYPES: for each dtype, the C type of the elements, for `pointer`. `struct_dtype` adds structs.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"

@@ -1,6 +1,6 @@
 """The errors that end a command with one sentence instead of a traceback.
 
-Each class stands for one kind of cause, and has the exit status of the command::
+Each class stands for one kind of cause. The number is the exit status of the command::
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
@@ -28,8 +28,8 @@ class ConfigError(MonarchError):
 
 
 class SessionError(MonarchError):
-    """A daemon cannot be reached, started or taken into a cluster: for example, no daemon answers,
-    another daemon holds what this one needs, or the nodes' settings differ."""
+    """A daemon cannot be reached, started or taken into a cluster. For example, no daemon answers,
+    another process holds the session's lock, or the nodes' settings differ."""
 
     exit_status: ClassVar[int] = 3
 

@@ -68,6 +68,6 @@ def not_null(pointer: Any, why_not: str) -> Any:
 
 
 def path_hash(path: bytes) -> int:
-    """The XXH3-64 hash of a relative path alone. The hash in a catalog entry also includes the
-    number of the source."""
+    """Returns the XXH3-64 hash of a relative path. It is not the hash in the path's catalog entry,
+    which also includes the number of the source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

@@ -65,7 +65,8 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # set by __main__ for the imports
+        # __main__ has set SIG_DFL, so that an interrupt during the imports prints no traceback.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
         return command
@@ -102,11 +103,11 @@ def _help(words: tuple[str, ...]) -> None:
 
 
 def _leave_the_library() -> None:
-    """If LD_PRELOAD names our preload library, as after `module load`, executes this command again
-    without the library.
+    """If LD_PRELOAD names our preload library, executes this command again without the library.
+    LD_PRELOAD names it after `module load`, for example.
 
-    A daemon under the library would scan and fill from its own copies, and `verify --source` would
-    compare a copy with itself. The job that `run` starts gets the library from `run`.
+    With the library, a daemon would scan and fill from its own copies, and `verify --source` would
+    compare a copy with itself. `monarch run` adds the library again for the job that it starts.
     """
     preloads = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
@@ -119,8 +120,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """Returns click's message in the style of Monarch's own messages. If a message about wrong
-    usage has no hint, a hint to the command's --help is added."""
+    """Returns click's message in the style of Monarch's own messages. If the error is about wrong
+    usage and its message has no hint, adds a hint to the command's --help."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)

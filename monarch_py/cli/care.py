@@ -31,8 +31,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# Widths of the columns for a finding's `level` and `what` [characters]: the lengths of the longest
-# texts in them.
+# The widths of the columns `level` and `what` of the findings [characters]. Each column is as wide
+# as the longest text in it.
 WIDTHS = (7, 15)
 # The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20
@@ -75,8 +75,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` characters. A longer path stays in one piece, so
-    that it can be copied."""
+    """Breaks a text into lines of at most `width` characters. A path that is longer than that stays
+    in one piece, so that the user can copy it."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -115,7 +115,8 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Prints the sentences. If there are any, ends the command with TierError's exit status."""
+    """Prints sentences about tiers that are out of use. If there are any, ends the command with
+    TierError's exit status."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

@@ -35,7 +35,7 @@ def config() -> None:
 def check(config_file: Path, sources: tuple[Path, ...]) -> None:
     """Check that a configuration can work on this node, without starting anything.
 
-    The site's configuration is checked with it. Exits with 2 and one sentence if the configuration
+    The site's configuration is checked too. Exits with 2 and one sentence if the configuration
     cannot work. To examine the node as well, use `monarch doctor`.
     """
     layers = read_layers(config_file, sources)
@@ -45,7 +45,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
 
         try:
             serving_address(found)
-        except ConfigError as error:  # only a cluster needs the interface
+        except ConfigError as error:  # no reason to fail: only a cluster needs the interface
             warn(str(error))
     others = [str(file) for file in layers.files if file != config_file]
     beside = f" (together with {others[0]})" if others else ""

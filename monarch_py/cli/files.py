@@ -26,8 +26,8 @@ def _end(named: NamedFiles) -> None:
 
 
 def _print_each(places: Iterator[FilePlace], width: int) -> None:
-    """Prints a line for each file, with its path at the end. There may be millions of files, for
-    which a table would be slow.
+    """Prints a line for each file, with its path at the end. There may be millions of files, and
+    `print_table` would be slow for so many.
 
     width : the width of the column `where` [characters]
     """

@@ -97,8 +97,8 @@ def run(
 
 
 def _writable(json_file: Path) -> Path | None:
-    """Returns the file if a report can be written there. Otherwise tells the user, and returns
-    None. Call it before the command runs, because the command may run for days."""
+    """Returns `json_file` if a report can be written there. Otherwise tells the user, and returns
+    None. The command may run for days, so call this before it runs."""
     try:
         if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()
@@ -123,7 +123,7 @@ def _tell_summary(outcome: Outcome) -> None:
             tell(f"cannot tell what this run gained: {outcome.lost}")
         return
     if is_disabled():
-        return  # the user was told before the command ran
+        return  # `_tell_switches` has told the user before the command ran
     lines = summary(outcome.report, since(outcome.before, outcome.report))
     # Remove our name from the first line, because `tell` puts it before the text.
     tell("\n".join(lines).removeprefix("monarch: "))
@@ -150,7 +150,7 @@ def _with_others(alone: bool) -> Launch | None:
 
 
 def _tell(node: "Node", config_file: Path) -> None:
-    """Tells the user which daemons were started. Only rank 0 does so."""
+    """Tells the user which daemons of a cluster were started. Only rank 0 does so."""
     if node.rank:
         return
     for warning in node.warnings:
@@ -240,7 +240,8 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    if node.process is not None:  # otherwise the daemon ran already, and its starter waits for it
+    # If `process` is None, this node's daemon ran already, and the command that started it waits.
+    if node.process is not None:
         wait_for(node.process, SessionDir.of(config_file))
 
 

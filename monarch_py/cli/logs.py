@@ -18,8 +18,8 @@ LINES_BEFORE = 20
 # Pause of `--follow` between two looks for new lines [s].
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# `--follow` compares this many bytes at the beginning of the log with those that it has read
-# before. A difference means that a new log was begun, because the first line contains the time.
+# `--follow` reads this many bytes at the beginning of the log again and again. If they change, a
+# new log was begun, because the first line of a log contains the time.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -80,8 +80,8 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
     """Follows a log without end: yields the bytes after the offset `begin`, as soon as they are
-    written. The next daemon empties the log before it writes its own lines. So if the beginning of
-    the log has changed, the log is new, and is yielded from its beginning."""
+    written. The next daemon empties the log and begins a new one. If the beginning of the log has
+    changed, the new log is yielded from its beginning."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

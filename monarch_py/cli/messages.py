@@ -1,6 +1,6 @@
 """Writes the commands' messages, and handles output that cannot be written.
 
-Commands that print no tables load only this module, and not `screen`.
+Commands that print no tables do not load the module `screen`, which is slow to load.
 """
 
 import codecs
@@ -14,9 +14,9 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept every name, even a name that is not valid
-    text or has characters that the stream's encoding lacks. Call it once, before anything is
-    written."""
+    """Makes standard output and standard error accept every file name: also a name that is not
+    valid text, and a name with characters that the stream's encoding lacks. Call it once, before
+    anything is written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -24,9 +24,9 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The error handler for characters that cannot be encoded. Bytes of a name that are not valid
-    text (PEP 383) are written unchanged; characters that the encoding lacks are written as escape
-    sequences."""
+    """The error handler for characters that cannot be encoded. If a name has bytes that are not
+    valid text (PEP 383), these bytes are written unchanged. Characters that the encoding lacks are
+    written as escape sequences."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:
@@ -73,6 +73,7 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Makes the descriptor `fd` lead to /dev/null. Otherwise Python, when it ends, would try again
-    to write what is left in the stream's buffer, and fail again."""
+    """Makes the descriptor `fd` of a failed stream lead to /dev/null. The stream's buffer still has
+    unwritten text. At its end, Python tries to write this text again; without /dev/null, it would
+    fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

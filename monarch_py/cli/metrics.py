@@ -51,8 +51,8 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Accepts a client. The request handler expects a host and a port as the client's address,
-        which a client of a Unix socket does not have, so this address is made up."""
+        """Accepts a client, and returns its socket with an invented address. The request handler
+        expects a host and a port, which a client of a Unix socket does not have."""
         return self.socket.accept()[0], ("a client", 0)
 
 
@@ -72,8 +72,8 @@ def _make_way(path: Path) -> None:
 
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
-    """Yields a server on a Unix socket at `path`, which this user alone can reach. Raises
-    MonarchError if `_make_way` does, or if no socket can be made there."""
+    """Yields a server on a Unix socket at `path`. Only this user can connect to it. Raises
+    MonarchError if the socket cannot be made, or as `_make_way` does."""
     try:
         _make_way(path)
         mask = os.umask(0o177)
@@ -81,7 +81,7 @@ def _on_socket(path: Path) -> Iterator[WSGIServer]:
             server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
         finally:
             os.umask(mask)
-    except OSError as error:  # for a path that is too long, the error has no strerror
+    except OSError as error:  # `strerror` is None if the path is too long
         raise MonarchError(
             f"{path}: cannot listen there ({error.strerror or error}); name another path"
         ) from None
@@ -96,7 +96,7 @@ def _listening(port: int) -> WSGIServer:
         return _ThreadingServer((LOOPBACK, port), _Quiet)
     except OSError as error:
         raise MonarchError(
-            f"cannot listen on port {port} ({error.strerror}); give another one"
+            f"cannot listen on port {port} ({error.strerror}); give another port"
         ) from None
 
 
@@ -176,7 +176,8 @@ def _give(
     textfile: Path | None,
     every: float | None,
 ) -> None:
-    """Writes or serves the metrics, as the options say; without an option, prints them."""
+    """Writes or serves the metrics, as the options of the command say. Without an option, prints
+    the metrics."""
     if textfile is not None:
         _write(textfile, registry, every)
     elif socket_file is not None:
@@ -203,7 +204,7 @@ def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> 
             _write_once(textfile, registry)
     finally:
         if every is not None:
-            # Nobody updates the file from now on, so it must not say that the daemon runs.
+            # The file is not updated any more, so it must not say that the daemon runs.
             _write_once(textfile, registry_of(lambda: None))
 
 

@@ -27,9 +27,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None and (value := default_file()) is None:
         raise no_configuration()
     file = with_rank(value)
-    # Report a missing file now, with two exceptions. Under a launcher every rank would report it,
-    # so `bring_up` reports it once for all ranks. If the session still exists, its daemon can be
-    # stopped and its log read without the file.
+    # Report a missing file now, with two exceptions. First, under a launcher every rank would
+    # report it, so `bring_up` reports it once for all ranks. Second, if the configuration's session
+    # still exists, the user can stop its daemon and read its log without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why it cannot be read
     return file
@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. The site's configuration is used if
-    one of the user's daemons on this node serves it, or if the user has no daemon here. Otherwise
-    the configuration of the user's only daemon here is used. Raises ConfigError if none of these
-    exists, or if several daemons run and none of them serves the site's configuration."""
+    """Returns the configuration to use if the user names none. It depends on the user's daemons on
+    this node. The site's configuration is used if one of the daemons serves it, or if no daemon
+    runs. Otherwise, if one daemon runs, its configuration is used. Raises ConfigError if several
+    daemons run, or if neither a daemon nor the site has a configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -78,7 +78,7 @@ def _config(
 
 
 config_option = _config(_required)
-# The option of commands that ask a running daemon.
+# The option of commands that need a running daemon.
 served_config_option = _config(
     _served, "$MONARCH_CONFIG, else the site's or that of your only daemon here"
 )
@@ -123,16 +123,19 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that the command line names into the environment, so that the processes
-    that this one starts use them too."""
+    """Puts the datasets that the command line names into the environment, for the processes that
+    this process starts."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does. A configuration may use the tiers of another file,
-    such as the site's. It then also gets the session of that file (`link_session`). Before that,
-    its own session is swept, if a killed daemon has left one."""
+    """Loads the configuration as `checked` does, and prepares its session.
+
+    A configuration may use the tiers of another file, such as the site's. Its session is then a
+    link to the session of that file (`link_session`). If a killed daemon has left a session in the
+    link's place, that session is swept first.
+    """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():
@@ -149,8 +152,8 @@ def checked(
 ) -> Config:
     """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
 
-    with_sources, sources : as for load_config. `sources` are also passed on to the processes that
-        this one starts
+    with_sources, sources : as for `load_config`. `sources` are also exported to the processes that
+        this process starts
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)

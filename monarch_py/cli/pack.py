@@ -43,7 +43,8 @@ def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     n_bytes = format_size(int(made.index.sizes.sum()))
     click.echo(f"{len(made.index)} of {made.files} files, {n_bytes}: {index_path(output)}")
     for name in made.changed[:NAMED]:
-        warn(f"left out, since it {'differs' if index_only else 'changes'}: {name}")
+        why = "differs from the tar" if index_only else "changed while it was read"
+        warn(f"left out, because it {why}: {name}")
     if len(made.changed) > NAMED:
         warn(f"left out for the same reason: {len(made.changed) - NAMED} other files")
     sys.exit(1 if made.changed else 0)

@@ -66,8 +66,8 @@ def index(
 
     KIND is image_folder, files, tfrecord, webdataset, hdf5 or fixed (records of one size).
 
-    The samples are numbered as the usual readers number them: files are sorted by path, and the
-    samples of a file keep their order; the classes of an ImageFolder are sorted by name.
+    The samples are numbered as the usual readers number them. Files are sorted by path. The samples
+    of a file keep their order. The classes of an ImageFolder are sorted by name.
     """
     from monarch_py.plan import builders
 

@@ -17,7 +17,8 @@ from rich.text import Text
 
 
 def console() -> Console:
-    """The console of standard output. If that is no terminal, the console does not fold lines."""
+    """The console for standard output. If standard output is not a terminal, the console does not
+    fold long lines."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = 10_000
@@ -39,8 +40,8 @@ def show(what: RenderableType, *, is_folded: bool = False) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
-    """Prints a table whose first `left` columns are text and whose other columns are numbers. None
-    stands for an empty cell; a column whose cells are all empty is left out."""
+    """Prints a table. The first `left` columns are text, the other columns are numbers. A cell that
+    is None is left empty. A column whose cells are all empty is left out."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")

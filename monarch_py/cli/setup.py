@@ -35,8 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # Raises the error for a missing file. The content of a file can be checked only on the
-            # job's nodes.
+            # Raises the error for a missing file. A file that exists is not checked like this,
+            # because it may be right only on the job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)
@@ -47,8 +47,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
 
 
 def _warn_of_mistakes(config_file: Path) -> None:
-    """Warns of a configuration with which no daemon would start here. This is not an error, because
-    the file may be right on the job's nodes, for example if it uses a variable that only the batch
+    """Warns if no daemon could start here with the configuration. This is no error, because the
+    file may be right on the job's nodes. For example, it may use a variable that only the batch
     system sets."""
     try:
         read_layers(config_file)
@@ -98,7 +98,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
 def init(output: Path, datasets: tuple[Path, ...]) -> None:
     """Examine this node, and write a first configuration for the directories DATASET.
 
-    Its tiers are the node's memory and local disks, with quotas from the space that is free
+    The tiers are the node's memory and local disks. Their quotas depend on the space that is free
     now. If the site's configuration has tiers, the new file has none. Run this command on a node
     where the job will run, and read the file before you use it.
     """

@@ -23,8 +23,10 @@ HOURS_FROM_S = 100_000.0
 
 
 def _scenario_file(given: str) -> Path:
-    """The file of a scenario, given as a path or as the name of a shipped scenario. Raises
-    ConfigError if there is no such scenario."""
+    """Returns the file of a scenario. Raises ConfigError if there is no such scenario.
+
+    given : the file's path, or the name of a scenario that comes with Monarch
+    """
     from monarch_py.simulator.keys import shipped_scenarios
 
     shipped = shipped_scenarios()
@@ -94,8 +96,8 @@ def simulate(
 
 
 def _tell(policy: str) -> None:
-    """Shows on a terminal which policy is being simulated, since large scenarios take minutes. Each
-    call replaces the line of the previous call; with "" it only removes that line."""
+    """Shows on a terminal which policy is being simulated, because large scenarios take minutes.
+    Each call replaces the line of the previous call. If `policy` is "", only removes the line."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 
@@ -139,7 +141,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """The line that says which of these policies the daemon uses, if it uses any of them."""
+    """Returns a line that says which of these policies the daemon uses on so many nodes. Returns
+    no line if the daemon uses none of them."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
@@ -162,8 +165,8 @@ def _row(result: dict[str, Any], unit: float) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """The number with at most three digits after the point, fewer for larger numbers, and none from
-    1000 on."""
+    """Returns the number as text. Larger numbers have fewer digits after the point: three below 10,
+    and none from 1000 on."""
     if value >= 1000:
         return f"{value:,.0f}"
     places = 3 if value < 10 else 2 if value < 100 else 1

@@ -1,4 +1,7 @@
-"""The commands module and source: one installation for many users, one daemon for many jobs."""
+"""The commands `monarch module` and `monarch source`.
+
+`module` offers one installation to many users. `source` lets many jobs share one daemon.
+"""
 
 import os
 from pathlib import Path
@@ -37,7 +40,7 @@ def module(*, is_tcl: bool, is_lua: bool, site_config: Path | None) -> None:
     if site is None:
         place = "/the/site.yaml" if prefix is None else prefix / SITE_FILE
         warn(
-            f"the module names no configuration of the site; write {place}, then print the"
+            f"the modulefile names no configuration of the site; write {place}, then print the"
             f" modulefile again with --site-config {place}"
         )
     else:

@@ -25,23 +25,23 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
 from monarch_py.util.signals import handling
 
-# Time between two requests for the list of files that programs have open [s]. The daemon needs more
-# time for this list than for a status report, and the file system of an open file may hang.
+# Time between two requests for the list of files that programs have open [s]. The list is requested
+# less often than the status, because the daemon needs more time for it.
 OPEN_S = 5.0
 # Time from the first report to the second [s]. The first frame is shown after the second report,
-# because it takes two reports to compute rates.
+# because rates are computed from two reports.
 FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
 QUIT = frozenset(b"qQ\x03\x04")
-# What a terminal sends for arrow and function keys. A letter of QUIT in such a sequence does not
-# end the view.
+# The bytes that a terminal sends for an arrow key or a function key. They may contain a letter of
+# QUIT, but must not end the view.
 SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
 class _OpenFiles(threading.Thread):
-    """Asks which programs have which files open, in a thread, so that the view does not wait for
-    the answers."""
+    """A thread that asks the daemon which programs have which files open. The view does not wait
+    for the answers, which may be slow because a file system hangs."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)
@@ -63,8 +63,8 @@ class _OpenFiles(threading.Thread):
 
 @contextmanager
 def _keys() -> Iterator[bool]:
-    """If standard input is a terminal, makes it pass on each key at once, without showing the key.
-    Yields whether standard input is a terminal."""
+    """If standard input is a terminal, makes the terminal pass on each key at once, and not show
+    it. Yields whether standard input is a terminal."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -78,8 +78,8 @@ def _keys() -> Iterator[bool]:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[View], None]]:
-    """Yields a function that shows a frame of a view. On a terminal, a frame replaces the last one;
-    elsewhere, it is printed below the last one."""
+    """Yields a function that shows a frame of a view. On a terminal, each frame replaces the
+    previous frame. Otherwise, each frame is printed below the previous frame."""
     out = console()
     if not out.is_terminal:
         yield lambda view: show(Group(view.frame(PIPE_WIDTH), ""))
@@ -97,7 +97,7 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     if not has_keys:
         time.sleep(max(0.0, until - time.monotonic()))
         return False
-    # Keys are also read if `until` has passed: the daemon's answer may have taken so long.
+    # Read the keys even if `until` has passed. The daemon's answer may have taken longer than that.
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         if _ends(os.read(sys.stdin.fileno(), 64)):
             return True
@@ -105,8 +105,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether these keys, which were read together, end the view. b"" ends the view too, because it
-    means that the terminal is gone."""
+    """Whether the keys that one read has returned end the view. If the read has returned b"", the
+    terminal is gone, which ends the view too."""
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 
@@ -135,7 +135,7 @@ def top(config_file: Path, delay: float, count: int | None) -> None:
     opened = _OpenFiles(session, view)
     opened.start()
     try:
-        # A signal that ends the command must not leave the terminal without echo.
+        # The signals raise SystemExit, so that `_keys` restores the terminal before the end.
         with (
             handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)),
             _keys() as has_keys,

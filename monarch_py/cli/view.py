@@ -35,8 +35,8 @@ def _tiers(report: dict[str, Any]) -> None:
 
 
 def _files(tier: dict[str, Any]) -> str:
-    """The text for the number of a tier's copies. If another configuration has left copies in the
-    tier's directory, the number of these follows in brackets."""
+    """Returns the number of a tier's copies as text. If another configuration has left copies in
+    the tier's directory, the text also says how many."""
     foreign = tier.get("foreign", 0)
     return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
 

@@ -42,7 +42,10 @@ def _end(number: int, _frame: object) -> None:
 
 
 def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
-    """The text of the progress. left_s : the remaining time; None if it is not known"""
+    """Returns the progress as text.
+
+    left_s : the estimated time until all files are filled [s]; None if it is not known
+    """
     to_fill = progress.filled_files + progress.left_files
     if not to_fill:
         return _nothing_yet(progress)
@@ -59,7 +62,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """The text of the progress while no file is known that must be copied."""
+    """Returns the progress as text, for the time before any file to copy is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -67,13 +70,13 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """The bytes of the files that this command has filled or will fill, if no fill fails."""
+    """Returns the total size of the files that this command has filled or will fill [bytes]."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
 class _Display:
-    """Shows the progress on standard error: as a bar on a terminal, elsewhere as a line every few
-    seconds."""
+    """Shows the progress on standard error. On a terminal, the progress is a bar. Otherwise, it is
+    a line every few seconds."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._next = bar, time.monotonic() + LINE_S
@@ -116,7 +119,10 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _forecast(progress: Progress, room: int) -> str:
-    """The summary of `--dry-run`. room : the bytes that the tiers can still take"""
+    """Returns the summary of `--dry-run`.
+
+    room : how many bytes of new copies the tiers have room for
+    """
     left = max(0, _to_fill(progress) - progress.filled_bytes)
     said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
     said += f", {progress.there_files:,} ({format_size(progress.there_bytes)}) already there"
@@ -124,9 +130,9 @@ def _forecast(progress: Progress, room: int) -> str:
 
 
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
-    """The summary of the command.
+    """Returns the summary of the command.
 
-    hint : what the user can do to make room for the files that did not fit; "" if not known
+    hint : says how to make room for the files that did not fit; "" for no hint
     has_tiers : whether any tier can be used
     """
     filled = (
@@ -183,9 +189,9 @@ def warm(
 ) -> None:
     """Copy files and directories ahead of a job; without PATH, everything.
 
-    Files that programs read in the meantime come first. Ctrl-C keeps what has been copied; run the
-    command again to go on. Exits with 1 if a PATH stands for no file, if a file could not be read
-    at the source, or if files have no room because a tier is not used.
+    Files that programs read in the meantime are copied first. Ctrl-C keeps what has been copied;
+    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file could not
+    be read at the source, or if files have no room because a tier cannot be used.
     """
     if null and list_file is None:
         raise click.UsageError("-0 describes LIST; give --from-file LIST too")

@@ -14,10 +14,11 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def load_object(named: str, option: str) -> Any:
-    """Returns the object MODULE:NAME. The module may lie in the working directory. Raises
-    ConfigError, which names the option, if there is no such object.
+    """Imports a module and returns one of its objects. The module may be in the working directory.
+    Raises ConfigError if the module or the object does not exist.
 
-    named : MODULE:NAME;  option : the name of the option, for errors
+    named : the object, as MODULE:NAME
+    option : the command's option that names the object, for the error's text
     """
     module, _, name = named.partition(":")
     if not module or not name:
@@ -26,7 +27,7 @@ def load_object(named: str, option: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # whatever the program's module raises
+    except Exception as error:  # a module may raise anything during its import
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{option}: {module} cannot be imported ({what})") from error
     found: Any = loaded
@@ -40,8 +41,9 @@ def load_object(named: str, option: str) -> Any:
 
 
 def load_dataset(named: str) -> Any:
-    """Returns the dataset MODULE:NAME. NAME is a dataset, or a function or class that makes one
-    when it is called without arguments. Raises ConfigError if it is neither."""
+    """Returns the dataset that `named` (MODULE:NAME) stands for. The object NAME is the dataset
+    itself, or a function or class that is called without arguments to make the dataset. Raises
+    ConfigError if this gives no dataset."""
     found = load_object(named, "dataset")
     is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
     dataset = found if is_dataset or not callable(found) else found()

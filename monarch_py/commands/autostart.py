@@ -24,19 +24,20 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# CLAIM: the descriptor of the claim, which is the locked file `starts`. The file contains the times
-# of the latest starts, as the library's C code writes them: integers of TIME_BYTES bytes, in the
+# CLAIM: the descriptor of the claim, which is the locked file `starts`. The library's C code writes
+# the times of the latest starts into this file. Each time is an integer of TIME_BYTES bytes, in the
 # byte order of this machine.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """Runs the starter. Its first argument is the configuration. The second is the file that the
-    program has opened; it is "" if the daemon that served the program was killed, so that the
-    program needs a new one."""
+    """Runs the starter. Its first argument is the configuration. Its second argument is the file
+    that the program has opened, or "" if the program's daemon was killed and the program needs a
+    new one."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    is_started = True  # an error leaves it True: the next start would probably fail too
+    # True also after an error, so that the next start, which would probably fail too, is delayed.
+    is_started = True
     try:
         is_started = start(config_file, opened)
     except (MonarchError, OSError) as error:
@@ -46,9 +47,12 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record (ipc/record.py). If autostart is wished and a program has opened a file of
-    the sources, also starts a daemon; if a daemon serves already, adds the sources to it instead.
-    Returns whether a daemon was started."""
+    """Writes the record (ipc/record.py). If autostart is wanted and a program has opened a file of
+    the sources, also provides a daemon: starts one, or adds the sources to a daemon that serves
+    already. Returns whether a daemon was started.
+
+    opened : the file that the program has opened; "" if its daemon was killed
+    """
     config = load_config(config_file)
     link_session(config_file, config.file)
     write_record(config_file, config, is_alone=False)
@@ -68,9 +72,9 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a file below one of the directories `roots` is open in a program under the library.
-    The program may have opened it after this process was started: an open starts no other starter
-    while this process holds the claim."""
+    """Whether a program under the library has a file open below one of the directories `roots`. The
+    program may have opened the file while this process held the claim. No other starter is started
+    then, so this process must find the file itself."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():
@@ -81,8 +85,8 @@ def _is_open_below(roots: tuple[str, ...]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes the descriptors that this process has inherited all the same: before Linux 5.9, the
-    library cannot close them."""
+    """Closes the program's descriptors that this process has inherited. The library closes them,
+    but cannot do so before Linux 5.9."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
             with suppress(OSError):  # the listing's own descriptor, which is closed already
@@ -90,8 +94,9 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start as not needed, so that it delays later starts less. An odd time in the file
-    is the mark (csrc/preload/autostart/claim.c); this start's time is the latest one."""
+    """Marks this start as not needed, so that it delays later starts less. To mark a start, its
+    time in the claim's file is made odd (csrc/preload/autostart/claim.c). The time of this start
+    is the latest one in the file."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-A rate is the sum over all threads, as in the performance model (NoPFS, section 4), and is measured
-for several numbers of threads. Values that cannot be measured on one node are marked with a
-question mark.
+Each rate is measured with several numbers of threads. It is the rate of all threads together, as in
+the performance model (NoPFS, section 4). The scenario marks values that cannot be measured on one
+node with a question mark.
 """
 
 import json
@@ -27,12 +27,12 @@ from monarch_py.util.units import GIB, MIB
 
 # Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)
-# One measurement ends after this many bytes or seconds, which are enough for a rate.
+# One measurement ends after MOST_BYTES or MOST_SECONDS. Either is enough to compute a rate.
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
-# A tier is measured with one file of this size per thread; the files are smaller if the tier's
-# quota requires it.
+# A tier is measured with one file per thread. A file has this size, or less if the tier's quota is
+# too small.
 SCRATCH_BYTES = 32 * MIB
 # At most this many source files are listed. The files to read are chosen among them.
 LISTED_FILES = 100_000
@@ -45,8 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : bytes that were read for the last of the source's rates; a few bytes are too few
-        for a rate
+    source_bytes : how many bytes were read to measure the last rate of the source. If they are
+        few, the scenario says that the rate is not reliable
     """
 
     source: Curve
@@ -56,7 +56,8 @@ class Calibration:
 
 
 def _drop_pages(fd: int) -> None:
-    """Drops a file's clean pages, so that the next read comes from the disk."""
+    """Drops a file's clean pages from the kernel's cache, so that the next read comes from the
+    disk."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -85,8 +86,11 @@ def _write(path: Path, piece: bytes, size: int, until: float) -> int:
 
 
 def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: int) -> float:
-    """Does `work` on all paths with `threads` threads. Returns the bytes per second of all threads
-    together. Raises the first OSError of `work`."""
+    """Calls `work` for each path, in `threads` threads. Returns the bytes per second of all threads
+    together. Raises the first OSError of `work`.
+
+    work : reads or writes a file until a time, and returns how many bytes it has read or written
+    """
     begun = time.monotonic()
     until = begun + MOST_SECONDS
     with ThreadPoolExecutor(threads) as pool:
@@ -113,11 +117,11 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """The source's rates by number of threads, and the bytes that were read for the last rate.
+    """Measures the source with each number of threads. Returns the rates, and how many bytes were
+    read to measure the last one.
 
-    Each number of threads reads other files, if there are enough, because a file that was read
-    before may be in a cache. If there are fewer files than threads, this number of threads is not
-    measured.
+    A file that was read before may be in a cache. So each measurement reads files that no earlier
+    one has read, if there are enough files. No measurement has more threads than there are files.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -137,8 +141,8 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """Yields a temporary directory in the tier, for files that together have `size` bytes. Raises
-    TierError unless twice as many bytes are free."""
+    """Yields a temporary directory in the tier, for files of `size` bytes in all. Raises TierError
+    if less than twice this size is free."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -174,9 +178,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads it reads up to 256 MiB of the source, and drops these files' pages
-    from the kernel's cache. In every tier it writes up to 256 MiB, never more than the quota, to a
-    temporary directory.
+    For each number of threads, reads up to 256 MiB from the source, and drops the pages of the read
+    files from the kernel's cache. In each tier, writes up to 256 MiB to a temporary directory, but
+    not more than the tier's quota.
 
     tell : called with a text that says what is measured next
 
@@ -200,8 +204,8 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """The rate as a scenario spells it. A small rate is written in whole bytes, at least 1, because
-    a scenario does not accept a rate of 0."""
+    """Returns the rate as a scenario spells it. The least rate is 1 byte/s, because a scenario does
+    not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 
@@ -215,14 +219,14 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """The scenario (YAML), with the measured values. Values that only the user knows are marked.
+    """Returns the scenario (YAML) with the measured values. Values that only the user knows are
+    marked.
 
-    The scenario's staging buffer represents the memory of the readers, with the rates of the first
-    tier.
+    The scenario's staging buffer stands for the memory of the readers. Its rates are those of the
+    first tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # Name no more threads than were measured, because rates for more threads are unknown. The
-    # daemon finds out for itself how many threads are best.
+    # The scenario has no more threads than were measured, because rates for more are not known.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(

@@ -50,7 +50,8 @@ class DaemonView:
                     self._generation = known
 
     def roots(self) -> list[list[str]]:
-        """Returns the spellings of each source's directory, for PathSelection."""
+        """Returns the paths by which each source's directory is known: its real path, and then the
+        path in the configuration if that is another one. PathSelection needs them."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
@@ -61,9 +62,9 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Returns how many bytes running fills have already copied.
+        """Returns how many bytes of some files have been copied by fills that still run.
 
-        words, sizes : (n,) the words and sizes of files that are being filled
+        words, sizes : (n,) the catalog words and the sizes of these files
         """
         if not len(words):
             return 0

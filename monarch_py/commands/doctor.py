@@ -31,19 +31,22 @@ from monarch_py.util.hanging import hanging
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
-NONE_RUNS = "none runs; `monarch run` starts one for its command, `monarch start` one that stays"
-NAME_ONE = "set MONARCH_SOURCE=/the/dataset to check it as well"
-# Estimate of the shared memory that a catalog takes per file [bytes]: at most 192 bytes, and 96 for
-# the path. The segments of fixed size are not included; `least_shm_bytes` counts them.
+NONE_RUNS = (
+    "no daemon runs; `monarch run` starts one for its command, and `monarch start` starts one that"
+    " stays"
+)
+NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
+# Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
+# the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
 CATALOG_BYTES_PER_FILE = 288
 # doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
 # for each block that it is copying, and the locks of a job may take one descriptor per file.
 MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# A program that runs in its own process, so that doctor survives a broken MPI and can report it.
-# Its argument is the directory that contains this package, because `pip install --prefix` puts
-# mpi4py there too.
+# A Python program. It runs in its own process, so that a broken MPI does not end doctor, which can
+# report the problem. Its argument is the directory that contains the package monarch_py. mpi4py may
+# be in the same directory, because `pip install --prefix` puts it there.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -90,8 +93,8 @@ def _library() -> Finding:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """The daemon requires that the directory `path` is private to this user. Returns a finding if
-    the path exists and is not private; None otherwise."""
+    """Returns a finding if the directory `path` exists and is not private to this user; None
+    otherwise. The daemon requires that it is private."""
     try:
         why = why_not_private(path)
     except OSError:
@@ -141,8 +144,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
             hint = (
-                f"the {limit} leaves {format_size(room)} now; copies can take no more, whatever the"
-                " quota"
+                f"copies get at most {format_size(room)} now, whatever the quota: the {limit} has"
+                " no more free"
             )
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):
@@ -163,7 +166,7 @@ def _manifests(config: Config) -> Iterator[Finding]:
         try:
             manifest = Manifest(path)
             manifest.check()
-            manifest.load()  # fails on a malformed column, as a daemon's load would
+            manifest.load()  # raises TierError if a column is malformed
             manifest.close()
         except TierError as error:
             yield Finding("warning", f"tier ({tier.kind})", str(error))
@@ -223,8 +226,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """A finding if libcrypto is missing and may be needed. Daemons of several nodes need it to
-    start; a daemon that works alone does not."""
+    """A finding if libcrypto is missing and may be needed. Daemons that join on several nodes need
+    libcrypto. A daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
@@ -252,7 +255,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """Findings on whether `monarch run` could start a daemon, if none answers."""
+    """For the case that no daemon answers: findings on whether `monarch run` could start one."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"
@@ -262,18 +265,18 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
     for text in filter(None, held):
         yield Finding("problem" if all(held) else "warning", "tier", text)
     if all(held):
-        found = "none runs, and none can be started: no tier can be used"
+        found = "no daemon runs, and none can be started: no tier can be used"
         yield Finding("problem", "daemon", found, "free a tier, or add one to 'hierarchy'")
     elif connection.serves():
-        found = "the last one was killed or crashed (see `monarch logs`)"
+        found = "the last daemon was killed or crashed (see `monarch logs`)"
         yield Finding("problem", "daemon", found, f"start one with monarch start -c {config.file}")
     else:
         yield Finding("note", "daemon", NONE_RUNS)
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Findings on containers. If the job runs in a container and the daemon on the host, certain
-    paths must be the same in both; the findings list these paths."""
+    """A finding on containers. If the job runs in a container and the daemon on the host, certain
+    paths must be the same in both. The finding lists these paths."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]
@@ -295,8 +298,8 @@ def _container(config: Config) -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    """Findings on resource limits that would keep programs from using Monarch, or the daemon from
-    working."""
+    """Findings on resource limits that are too low for programs under the library, or for the
+    daemon."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < 32 * segments:

@@ -24,16 +24,17 @@ PLACES = ("local", "remote", "source")
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of a plan, as seen by one node. A unit is a sample, a file or a block of a file,
-    as in Timeline.
+    """The figures of a plan. A unit is a sample, a file or a block of a file, as in Timeline.
 
-    frequency : (most + 1,) int64; frequency[n] is how many units the node accesses n times, and
-        `most` is the largest such n
-    expected : (epochs + 1,) float64, the `frequency` that the binomial distribution predicts
-        (NoPFS, 3.1) if each unit is a file of one sample; else None
+    node : the node whose accesses `frequency`, `expected` and `spread` describe
+    frequency : int64; frequency[n] is the number of units that the node accesses n times. The last
+        n is the largest number of accesses to a unit
+    expected : (epochs + 1,) float64, the same numbers as the binomial distribution predicts them
+        (NoPFS, 3.1). None if a unit is not a file of one sample
     spread : the spread of the node's frequencies (access.spread)
-    owned_units, owned_bytes : (nodes,) int64, what each node owns
-    epochs : (epochs, 3) int64, what all nodes together read in each epoch, by PLACES [bytes]
+    owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns
+    epochs : (epochs, 3) int64, how many bytes all nodes together read from each of PLACES in each
+        epoch
     """
 
     node: int
@@ -55,12 +56,15 @@ class Figures:
 
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
-    """The node that owns each unit, (units,); PFS if no node owns it. The owners are chosen as the
-    daemons choose them: by how often each node uses a unit. If these numbers would take too much
-    memory, a hash of the unit decides instead. If a part of the plan gives samples to the nodes
-    that hold them, each unit of that part belongs to the first of its holders.
+    """Returns the node that owns each unit, (units,); PFS if no node owns it.
 
-    sizes : (units,) [bytes];  quota : what each node can hold [bytes]; None for everything
+    The owners are chosen as the daemons choose them, by how often each node accesses a unit. If
+    the table of these numbers would be too large, a hash of the unit chooses its owner instead. A
+    part of the plan may give samples to the nodes that hold them. Each unit of such a part belongs
+    to the first of its holders.
+
+    sizes : (units,) the sizes of the units [bytes]
+    quota : how many bytes of copies each node has room for; None for no limit
     """
     room = int(sizes.sum()) if quota is None else quota
     quotas = np.full(timeline.nodes, room, dtype=np.int64)
@@ -74,8 +78,9 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
 
 
 def read_bytes(timeline: Timeline, owner: Int32s, sizes: Sizes) -> Sizes:
-    """The bytes that all nodes read in each epoch, (epochs, 3), by PLACES. A unit that has an owner
-    is read from the source once, at its first access; a unit without an owner at every access."""
+    """Returns how many bytes all nodes together read from each of PLACES in each epoch,
+    (epochs, 3). A unit that has an owner is read from the source only at its first access. A unit
+    without an owner is read from the source at every access."""
     found = np.zeros((timeline.epochs, len(PLACES)), dtype=np.int64)
     seen = np.zeros(timeline.units, dtype=bool)
     for section in timeline.sections():
@@ -102,9 +107,9 @@ def _read_in(section: Section, owner: Int32s, sizes: Sizes, seen: Bools) -> list
 
 
 def figures_of(plan: Plan, node: int = 0, quota: int | None = None) -> Figures:
-    """The figures of a plan.
+    """Computes the figures of a plan.
 
-    quota : what each node can hold [bytes]; None for everything
+    quota : how many bytes of copies each node has room for; None for no limit
     """
     timeline, sizes = plan.timeline(), plan.unit_bytes()
     frequency = analyse(timeline, node).frequency

@@ -26,8 +26,8 @@ class FilePlace:
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : why the file has no copy: "filling", "wanted", "unknown", or a reason named as in `bypass`
-        (docs/status.md); "" if the file has a copy, or if no reason is recorded
+    why : why the file has no copy: "filling", "wanted", "unknown", or a reason as in `bypass`
+        (docs/status.md). "" if the file has a copy, or if no reason is recorded
     """
 
     path: str
@@ -86,15 +86,15 @@ class NamedFiles:
             yield FilePlace(f"{tops[number]}/{path}", -1, SOURCE, "unknown")
 
     def evict(self) -> tuple[int, int]:
-        """Drops the copies of the files. Returns how many copies were dropped, and the bytes of the
-        files that had copies. Raises SessionError if another daemon has replaced the one that named
-        the files."""
+        """Drops the copies of the files. Returns how many copies were dropped, and the total size
+        of the files that had copies. Raises SessionError if another daemon serves now, because its
+        catalog has other entries."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
-            self._view.refresh()  # raises if another daemon serves, with other entries
+            self._view.refresh()  # raises SessionError if another daemon serves now
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size

@@ -17,13 +17,13 @@ from monarch_py.util.units import GIB, MIB
 # The variables in which batch systems name a job's directory on the node's own storage.
 JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
+# The types of file systems that are on a disk of the node.
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# MEMORY_PART: the quota of the tier in memory is the free memory divided by this, because the job
-# needs most of the memory. DISK_PART: the quota of a tier on a disk is this share of the disk's
-# free space.
+# The quota of the tier in memory is the free memory divided by MEMORY_PART, because the job needs
+# most of the memory. The quota of a tier on a disk is the disk's free space times DISK_PART.
 MEMORY_PART, DISK_PART = 4, 0.8
-# The smallest quota of a tier [bytes]. A place that allows less does not become a tier.
+# The smallest quota of a tier [bytes]. A directory without room for it does not become a tier.
 LEAST_BYTES = 64 * MIB
 
 # The escapes by which the kernel writes blanks and backslashes in the table of mounts.
@@ -51,8 +51,8 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the file system's free space; for a file system in memory, at most the memory that
-        is available [bytes]
+    free_bytes : the file system's free space [bytes]. For a file system in memory, it is not more
+        than the available memory
     """
 
     path: Path
@@ -73,8 +73,8 @@ class _Mount:
     source: str
 
     def pool(self, device: int) -> str:
-        """The name of the pool of space that the file system uses. Subvolumes of btrfs and datasets
-        of ZFS have different device numbers, but share one pool."""
+        """Returns a name for the disk space that the file system uses. Subvolumes of btrfs have
+        different device numbers, but share one space. The same is true of datasets of ZFS."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
@@ -95,7 +95,7 @@ def _mounts() -> Iterator[_Mount]:
 
 
 def _place(path: Path, kind: str) -> LocalPlace | None:
-    """Returns the directory as a place for copies; None if files cannot be made there."""
+    """Returns the directory as a LocalPlace; None if this user cannot make files in it."""
     try:
         status, system = os.stat(path), os.statvfs(path)
     except OSError:
@@ -107,10 +107,10 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int]) -> list[LocalPlace]:
-    """Returns one place on each local disk, sorted by free space, largest first. Directories that
-    the batch system names are preferred to the usual ones.
+    """Returns one directory on each local disk. The disk with the most free space comes first. A
+    directory that the batch system names is preferred to the usual ones.
 
-    taken : the devices that hold sources, which are left out
+    taken : the device numbers of the sources' file systems. Their disks are left out
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]
@@ -129,13 +129,13 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether the path is a directory that this user can examine. (os.path.isdir is used, because
-    Path.is_dir raises an error for a path below a directory that this user may not search.)"""
+    """Whether the path is a directory that this user can examine, and is not in `hung`. Unlike
+    Path.is_dir, os.path.isdir raises no error if this user may not search a parent directory."""
     return path not in hung and os.path.isdir(path)
 
 
 def shared_memory() -> LocalPlace | None:
-    """The node's shared memory as a place for copies; None if it has no room."""
+    """The node's shared memory as a LocalPlace; None if it has no room for copies."""
     if {mount.path: mount.kind for mount in _mounts()}.get(SHARED_MEMORY) != "tmpfs":
         return None
     place = _place(SHARED_MEMORY, "tmpfs")
@@ -147,9 +147,9 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """Returns the text of a configuration for this node, without tiers if the site's configuration
-    has them. Raises ConfigError if a source is not a directory, or if the node has no room for
-    copies.
+    """Returns the text of a configuration for this node. The text has no tiers if the site's
+    configuration has some. Raises ConfigError if a source is not a directory, or if the node has
+    no room for copies.
 
     sources : the directories of the datasets
     """

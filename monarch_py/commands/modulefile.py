@@ -6,9 +6,9 @@ from pathlib import Path
 from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
-# A directory below the installation's prefix, with the command `monarch` alone. The modulefile puts
-# this directory into PATH, and not `bin`: an interpreter and other commands in `bin` would hide
-# those of the user.
+# A directory below the installation's prefix that contains only the command `monarch`. The
+# modulefile adds this directory to PATH. It does not add `bin`, because the Python interpreter and
+# other commands in `bin` would hide the user's own.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (

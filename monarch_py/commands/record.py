@@ -1,6 +1,7 @@
-"""Adds to a daemon's status what `monarch report` needs: the history, and where the files are.
+"""Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-This process counts the files in the catalog in shared memory, so that the daemon need not do it.
+This process counts the files itself, in the catalog in shared memory. The daemon has no work with
+it.
 """
 
 import os
@@ -18,7 +19,7 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
-# The files are put into at most this many groups, however many files there are.
+# A report gives sums for at most this many groups of files, so that it stays small.
 MOST_GROUPS = 2000
 
 
@@ -44,7 +45,7 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """The bytes that a tier could hold if it had no quota: the bytes of its copies, and the free
+    """How many bytes a tier could hold if it had no quota: the bytes of its copies, plus the free
     space of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
@@ -54,9 +55,9 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report. A group is a run of consecutive catalog entries. The
-    scan adds a directory's files one after the other, so a group has files of few directories.
-    Groups are sorted by their first paths."""
+    """Returns the field `files` of a report: sums for groups of files. A group consists of
+    consecutive catalog entries. These come from few directories, because the scan adds the files
+    of a directory one after the other. The groups are sorted by the paths of their first files."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
     starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)
@@ -73,8 +74,11 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns how many bytes the files of each group have, (groups,), and how many of these bytes
-    have copies in each place, (places, groups)."""
+    """Returns the total size of each group's files, (groups,), and how many of these bytes have
+    copies in each place, (places, groups).
+
+    ids : the catalog entries of all files;  starts : where each group begins in `ids`
+    """
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):
         return copied.sum(axis=0), copied

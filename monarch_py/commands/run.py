@@ -1,4 +1,4 @@
-"""`monarch run`: runs a command under the preload library, and a daemon while the command runs."""
+"""`monarch run`: runs a command under the preload library, with a daemon that serves it."""
 
 import contextlib
 import errno
@@ -31,9 +31,9 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Characters which suggest that a word is a whole command line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# END_LIMIT_S: how long a daemon that was asked to stop may take to end [s]. It may have many copies
-# to remove, and a tier's file system to sync. SILENT_LIMIT_S: how long a daemon that does not
-# answer may take to end after SIGTERM [s].
+# END_LIMIT_S: how long a daemon may take to end after it has accepted the command `stop` [s]. The
+# daemon may have to remove many copies, and to sync a tier's file system. SILENT_LIMIT_S: how long
+# a daemon that does not answer may take to end after SIGTERM [s].
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
 # How long a daemon may take to end after SIGKILL [s].
 KILL_LIMIT_S = 10.0
@@ -43,11 +43,11 @@ KILL_LIMIT_S = 10.0
 class Outcome:
     """How a run ended.
 
-    exit_status : exit status of the command; 128 + n if signal n ended the command
-    report : the daemon's status after the command; None if the daemon did not give it
-    problem : why the command ran without a daemon, or could not run; "" otherwise
-    before : the daemon's status before the command; None if the daemon did not give it
-    lost : why the daemon gave no report after the command; "" if it did
+    exit_status : the exit status of the command; 128 + n if signal n ended the command
+    report : the daemon's status after the command; None if there is none
+    problem : why the command ran without a daemon, or why it could not run; "" if it ran with one
+    before : the daemon's status before the command; None if there is none
+    lost : why `report` is None although a daemon served the command; "" otherwise
     """
 
     exit_status: int
@@ -58,8 +58,8 @@ class Outcome:
 
 
 def why_unusable(name: str) -> Outcome | None:
-    """If a command cannot be executed, returns its outcome, with the status that a shell would
-    give; None if the command can be executed."""
+    """Returns None if a command can be executed. Otherwise returns its outcome, with the exit
+    status that a shell would give."""
     if shutil.which(name) is not None:
         return None
     if shutil.which(name, os.F_OK) is not None or ("/" in name and _is_denied(name)):
@@ -71,8 +71,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Call it for a path at which no program was found. Returns whether the path is a directory, or
-    lies below a directory that this user may not search."""
+    """For a path that is not an executable file: whether the path is a directory, or is below a
+    directory that this user may not search."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -80,8 +80,8 @@ def _is_denied(path: str) -> bool:
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment that loads the preload library into a program. Other libraries in LD_PRELOAD
-    stay, after ours."""
+    """Returns the environment `base` with the variables that load the preload library into a
+    program. Other libraries in LD_PRELOAD stay there, after ours."""
     base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
     others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
     return {
@@ -96,12 +96,12 @@ def _run(
 ) -> int:
     """Runs the command and returns its exit status (128 + n for signal n).
 
-    Signals that a batch system sends to this process are forwarded to the command. Ctrl-C is not:
-    the terminal sends it to the command too, so this process ignores it and waits for the command's
-    reaction.
+    Signals that a batch system sends to this process are forwarded to the command. SIGINT is not
+    forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
+    ignores it, and waits until the command ends.
 
-    starts : called in the child before it executes the command, so that the daemon knows of the
-        command even if this process is killed at once
+    starts : called in the child process, with its identity, before the child executes the command.
+        So the command is noted for the daemon even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -139,8 +139,8 @@ def _serving(connection: DaemonConnection) -> Identity | None:
 
 
 def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
-    """Ends the daemon. Sends it the command `stop`, or SIGTERM if the daemon does not answer, and
-    SIGKILL if the daemon has not ended within the limit."""
+    """Ends the daemon. Sends it the command `stop`, or SIGTERM if the daemon does not answer. If
+    the daemon has not ended within the limit, sends SIGKILL."""
     is_asked = False
     if _serving(connection) == daemon:
         with contextlib.suppress(SessionError):
@@ -156,10 +156,10 @@ def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
 class _Share:
     """One run's share in a daemon that several runs use (`ipc.shares`).
 
-    The first run starts the daemon, and the last one ends it. If a run is killed and its command
-    goes on, the daemon continues to serve the command and ends by itself later (`daemon.orphan`).
-    The last run also leaves the daemon running if other jobs still need it. No run ends a daemon of
-    `monarch start`.
+    The first run starts the daemon, and the last run ends it. There are three exceptions. If a run
+    is killed and its command goes on, the daemon continues to serve the command, and ends by itself
+    later (`daemon.orphan`). If other jobs still need the daemon, the last run does not end it. And
+    no run ends a daemon that `monarch start` has started.
     """
 
     def __init__(self, config_file: Path, config: Config | None) -> None:
@@ -171,8 +171,8 @@ class _Share:
         self._had_turn = False
 
     def begin(self) -> None:
-        """Makes sure that a daemon serves until `end`. Raises MonarchError if none can be
-        started."""
+        """Makes sure that a daemon serves until `end` is called. Raises MonarchError if no daemon
+        can be started."""
         self.shares.take_turn()
         self._had_turn = True
         try:
@@ -228,8 +228,8 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            # The daemon has ended, or other runs use it. Without a status, Popen would warn that
-            # the process still runs.
+            # The daemon has ended, or continues for other runs. In both cases this process is done
+            # with it. Without a return code, Popen would warn that the process still runs.
             self._child.returncode = 0
 
 
@@ -237,8 +237,8 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
     """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
     Raises SessionError if the new daemon does not come up.
 
-    kind : as in `lifecycle.serve`. If it is "", a daemon that serves already stays from now on,
-        even if it is idle
+    kind : as in `lifecycle.serve`. If it is "", a daemon that serves already keeps running from
+        now on, even if no program uses it
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -246,7 +246,7 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
         if not connection.runs():
             child = spawn(config_file, detach=True, kind=kind)
         elif not kind:
-            with contextlib.suppress(SessionError):  # a daemon of an older version
+            with contextlib.suppress(SessionError):  # an older daemon lacks the command
                 connection.ask("stay")
         shares.note_daemon(None)
         Jobs(session).note()
@@ -255,8 +255,9 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
 
 @contextlib.contextmanager
 def seen_others(session: SessionDir) -> Iterator[list[str]]:
-    """Yields the other jobs that use the daemon. While the block runs, no further job can begin to
-    use the daemon. Raises SessionError if this process cannot see which jobs use the daemon."""
+    """Yields the jobs, except this one, that use the daemon. Inside the `with` block, no further
+    job can begin to use the daemon. Raises SessionError if this process cannot see which jobs use
+    the daemon."""
     if not session.path.exists():
         yield []
         return
@@ -276,9 +277,9 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
 
 
 def leave_to_others(session: SessionDir) -> None:
-    """Makes the daemon end by itself when neither a run nor a job needs it any more. The caller
-    must hold the lock `ipc.shares.turn`."""
-    with contextlib.suppress(SessionError):  # a daemon of an older version
+    """Lets the daemon end by itself once no run and no job needs it. The caller must hold the lock
+    `ipc.shares.turn`."""
+    with contextlib.suppress(SessionError):  # an older daemon lacks the command
         DaemonConnection(session).ask("let_go")
 
 
@@ -298,14 +299,15 @@ def run_job(
 ) -> Outcome:
     """Runs the command under the library.
 
-    config : the configuration in `config_file`; its sources are added to a daemon that serves
-        already
-    is_recorded : whether the report includes what `monarch report` needs (commands/record.py)
+    config : the configuration in `config_file`. If a daemon serves already, the configuration's
+        sources are added to it
+    is_recorded : whether the report includes the fields for `monarch report` (commands/record.py)
 
-    If a daemon of `monarch start` serves the configuration, it is used and left running. Otherwise
-    the first run starts a daemon, and the last run that uses the daemon ends it. If no daemon can
-    be started, the command runs anyway and reads from the source. A signal that comes before the
-    command runs ends this process (SystemExit), and also the daemon if this process has started it.
+    If a daemon of `monarch start` serves the configuration, that daemon is used and left running.
+    Otherwise the first run starts a daemon, and the last run that uses the daemon ends it. If no
+    daemon can be started, the command runs anyway and reads from the source. A signal that comes
+    before the command runs ends this process (SystemExit), and also a daemon that this process has
+    started.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

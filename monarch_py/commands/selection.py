@@ -12,11 +12,11 @@ from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State
 
-# The number of a source, and a path relative to the source; "" for the source itself.
+# The number of a source, and a path relative to the source. The path "" is the source itself.
 Place = tuple[int, str]
 
-# Number of entries whose paths are compared at a time. For paths of 100 bytes, one comparison takes
-# about 16 MiB of memory.
+# How many catalog entries have their paths compared at a time, to limit the memory. If the paths
+# have 100 bytes, one comparison needs about 16 MiB.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -33,13 +33,14 @@ def _is_file(path: str) -> bool:
 class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
-    roots : for each source, the spellings of its directory: the real path, and then the path in the
-        configuration if that is another one
+    roots : for each source, the paths by which its directory is known: the real path, and then the
+        path in the configuration if that is another one
     texts : the paths that the user wrote; None for everything
-    problems : (path, what is wrong and the hint), one for each path that stands for no file
-    ids : (n,) the selected entries, in the order in which they were found
-    unknown : the files that exist but that the catalog does not know yet, each with its text for
-        messages
+    problems : for each of these paths that selects no file: the path, and a text that says what is
+        wrong and what to do
+    ids : (n,) the catalog entries of the selected files, in the order in which they were found
+    unknown : selected files that exist but are not in the catalog yet. The value is the path that
+        messages show
     """
 
     def __init__(
@@ -74,10 +75,10 @@ class PathSelection:
 
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
-        # After a symbolic link, '..' leads to the parent of the link's target. `abspath` does not
-        # know links, so only `_look` can resolve such a path.
+        # After a symbolic link, '..' leads to the parent of the link's target. `abspath` ignores
+        # links, so a path with '..' is left to `_look`, which follows them.
         place = self._place(plain) if ".." not in text.split("/") else None
-        # Ask the catalog before the source, which may be slow.
+        # Ask the catalog first, because the source may be slow.
         if place is None or not self._take(place, text, catalog):
             self._look(text, catalog)
 
@@ -91,8 +92,8 @@ class PathSelection:
         return None
 
     def _take(self, place: Place, text: str, catalog: CatalogReader) -> bool:
-        """Selects the file or directory at a place. Returns False if the catalog knows no file or
-        directory there."""
+        """Selects the file or directory at a place. Returns False if the catalog has no entry for
+        it."""
         source, path = place
         if not path:
             self._directories[place] = text
@@ -149,7 +150,7 @@ class PathSelection:
         since the last call. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
-        # The catalog grows meanwhile, so read its length once, after the last look-up.
+        # The catalog may grow at any time, so read its length once, after the last look-up.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]
@@ -172,8 +173,8 @@ class PathSelection:
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Returns those of the entries [first, end) that are files below the named directories, and
-        counts these files for each directory."""
+        """Finds the files below the named directories among the entries [first, end). Counts them
+        for each directory, and returns their entries."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
@@ -208,9 +209,9 @@ class PathSelection:
     # --- at the end of the scan -----------------------------------------------------------------
 
     def finish(self, catalog: CatalogReader) -> None:
-        """Completes the selection; call it when the scan is complete. Reports named directories
-        whose files are all excluded. Walks named directories that the scan has not found, and adds
-        their files to `unknown`."""
+        """Completes the selection. Call it when the scan is complete. Adds a problem for each named
+        directory whose files are all excluded. Lists each named directory that the scan has not
+        found, and adds its files to `unknown`."""
         for place, text in self._directories.items():
             files, excluded = self._below[place]
             if files and files == excluded and text:
@@ -234,8 +235,10 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists again the directories that have these catalog entries, and adds to `unknown` the
-        files below them that the catalog lacks."""
+        """Lists directories again. Adds files that are missing in the catalog to `unknown`.
+
+        directories : the catalog entries of the directories
+        """
         for entry in directories:
             source, path = int(catalog.entries["source"][entry]), catalog.path(entry)
             top = self.roots[source][0]
@@ -279,8 +282,11 @@ class PathSelection:
             return -1
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns those of the entries `ids`, (n,), that the user has named and that are gone from
-        the source. Adds a problem for each of them."""
+        """Finds files that the user has named and that are gone from the source. Adds a problem for
+        each of them, and returns their entries.
+
+        ids : (n,) the entries to examine
+        """
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]
         for entry in found:
@@ -297,7 +303,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
+        """Adds a problem for each of some files that the daemon could not add to its catalog."""
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"

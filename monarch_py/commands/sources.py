@@ -1,4 +1,4 @@
-"""Adds sources to a daemon that runs, so that several jobs of a user share it."""
+"""Adds sources to a running daemon, so that several jobs of a user can share one daemon."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +15,8 @@ OTHERS_SETTINGS = (
 
 
 def add_sources(connection: DaemonConnection, sources: Sequence[SourceConfig]) -> list[str]:
-    """Adds those of `sources` to the running daemon that are missing there. Returns the paths of
-    the added sources. Raises SessionError if the daemon cannot add one of them."""
+    """Adds the sources that the running daemon does not serve yet. Returns the paths of the added
+    sources. Raises SessionError if the daemon cannot add a source."""
     served = connection.ask("where")["sources"]
     lacking = [source for source in sources if str(source.real_path) not in served]
     return [str(source.path) for source in lacking if _is_added(connection, source)]
@@ -33,9 +33,8 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
     """Whether the running daemon has other settings than the configuration, or serves one of the
-    configuration's sources with other settings. Returns False if the daemon's configuration files
-    have changed since it started, because the user gets another warning about that.
-    """
+    configuration's sources with other settings. If the daemon's configuration files have changed
+    since it started, returns False, because the user gets another warning about that."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (

@@ -1,8 +1,8 @@
 """`monarch sweep`: removes what this user's killed daemons have left on this node.
 
-A killed daemon leaves its session's segments and the copies in its tiers. The control segment still
-names the tiers, so no configuration is needed. Copies of persistent tiers stay, and so does
-everything that another daemon holds.
+A killed daemon leaves its session's segments, and the copies in its tiers. The control segment
+still names the tiers, so no configuration is needed. Copies on persistent tiers stay. Everything
+that a running daemon holds stays too.
 """
 
 import os
@@ -32,10 +32,10 @@ from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.processes import Identity
 
-# How long a daemon that was asked to stop may take before it is killed [s]. Removing many copies
-# takes seconds. If the daemon is killed before it has removed them, the sweep removes them.
+# How long a daemon may take to end after it was asked to stop [s]. Removing many copies takes
+# seconds. After this time the daemon is killed, and the sweep removes the copies that are left.
 STOP_LIMIT_S = 30.0
-# How long a killed daemon may take to be gone [s].
+# How long a daemon may take to end after SIGKILL [s].
 KILL_LIMIT_S = 10.0
 # Pause between two attempts to take the lock of a daemon that ends [s].
 LOOK_S = 0.05
@@ -45,8 +45,9 @@ LOOK_S = 0.05
 class Swept:
     """What a sweep has done.
 
-    stopped : daemons that were ended;  sessions : sessions of killed daemons that were removed
-    copies : the number of copies of these sessions that were removed
+    stopped : the number of running daemons that were ended
+    sessions : the number of killed daemons' sessions that were removed
+    copies : the number of copies that were removed with these sessions
     problems : a sentence for each session that could not be swept
     """
 
@@ -59,14 +60,14 @@ class Swept:
 def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and the copies that killed daemons of this user have left.
 
-    stop : whether to end the running daemons too, and then to remove every session with its log.
+    stop : whether to end the running daemons first, and then to remove every session with its log.
         This is meant for the end of the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
     swept = Swept()
     for session in _sessions():
-        if stop or session.control.exists():  # without this file, the daemon ended in good order
+        if stop or session.control.exists():  # a daemon that ends normally removes this file
             _sweep_told(session, swept, stop=stop)
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)
@@ -103,8 +104,8 @@ def _sessions() -> list[SessionDir]:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Removes the links to sessions that are gone. If no session is left, also removes the
-    directory of the sessions."""
+    """Removes the links whose sessions are gone. If this leaves the directory of the sessions
+    empty, also removes the directory."""
     with suppress(OSError):
         for path in directory.iterdir():
             if path.is_symlink() and not path.exists():  # its session is gone
@@ -140,7 +141,7 @@ def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
 
 
 def _end(session: SessionDir, swept: Swept) -> None:
-    """Ends a daemon that runs. Raises SessionError if it cannot be killed."""
+    """Ends the session's daemon if one runs. Raises SessionError if the daemon cannot be killed."""
     holder, is_asked = holder_of(session.lock), False
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
@@ -174,8 +175,8 @@ def _is_free(lock: Path) -> bool:
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
-    """The directories of the tiers and the staging area, as the control segment names them. Raises
-    SessionError if the segment cannot be read."""
+    """Returns Monarch's directories in the tiers and the staging area. Their names come from the
+    control segment. Raises SessionError if the segment cannot be read."""
     hint = "start and stop a daemon of that configuration, or remove its copies by hand"
     try:
         segment = Segment.open(session.control, writable=False)

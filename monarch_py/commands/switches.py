@@ -14,6 +14,7 @@ class Finding:
 
     level : 'ok', 'note' (nothing was examined), 'warning' or 'problem'
     what : the thing that was examined
+    found : the result, for the user
     hint : what the user can do; '' if there is nothing to do
     """
 
@@ -29,8 +30,9 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """Findings on the switches that turn Monarch off now (switch files, and variables in this
-    process's environment), and on an unknown log level."""
+    """Yields a finding for each switch that turns Monarch off now. A switch is a file, or a
+    variable in this process's environment. Also yields a finding if MONARCH_LOG is not a log
+    level."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:

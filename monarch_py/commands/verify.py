@@ -43,7 +43,8 @@ class Verdict:
         """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
         otherwise returns True.
 
-        copy, path : paths of the copy and of its source file;  expected : checksum and size [bytes]
+        copy, path : the paths of the copy and of its source file
+        expected : the recorded checksum and size [bytes]
         """
         self.checked += 1
         if _sum(copy, self.block_size_bytes) != expected:
@@ -56,15 +57,17 @@ class Verdict:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Opens a file. Follows no link, and does not wait if a pipe lies in the file's place."""
+    """Opens a file for `open`. Refuses a symbolic link. If the path is a pipe, does not wait for
+    the pipe's writer."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
-    """(XXH3-64 of the block sums, size) of a file; None if the file cannot be read.
+    """Returns the checksum of a file, and its size; None if the file cannot be read. The checksum
+    is the XXH3-64 hash of the hashes of the file's blocks.
 
-    The recorded sums were computed by the C code. Here the package xxhash computes them, so that an
-    error in the C code is found.
+    The recorded checksums come from the C code. Here the package xxhash computes the checksum, so
+    that `monarch verify` also finds errors of the C code.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -84,12 +87,12 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
-    """Reads every copy and checks it against its checksum, and with `against_source` also against
-    its source file. Removes the copies that are not good.
+    """Reads every copy, and compares its checksum with the recorded one. With `against_source`,
+    also compares each copy with its source file. Removes the copies that differ.
 
-    If a daemon serves, its copies are checked, and the daemon drops the bad ones. Otherwise the
-    copies on persistent tiers are checked. Raises TierError if another daemon holds one of these
-    tiers.
+    If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
+    Otherwise the copies on persistent tiers are checked. Raises TierError if the daemon of another
+    configuration holds a persistent tier.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
@@ -109,9 +112,9 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """Yields the number of each tier that is out of use, and a sentence that says why. Either the
-    daemon does not use the tier, or the tier's directory is gone, so that the daemon will soon give
-    up the tier."""
+    """Yields the number of each tier that is out of use, and a sentence that says why. A tier is
+    out of use if the daemon does not use it, or if its directory is gone. The daemon may not have
+    noticed yet that a directory is gone."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -129,14 +132,15 @@ def _verify_catalog(
 ) -> None:
     """Checks the copies that a daemon serves, and has the daemon drop the bad ones.
 
-    sources : the paths of the daemon's sources, which may be more than the configuration's
+    sources : the paths of all sources of the daemon. Other jobs may have added sources that
+        `config` lacks
     """
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
     for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
         number = int(word.tier(row["word"]))
-        # A staged copy may have been removed since the states were read.
+        # The file may have lost its staged copy since the loop began, so read its state again.
         is_present = word.state(row["word"]) == State.PRESENT
         if not is_present or number in gone or number >= len(config.tiers):
             continue
@@ -149,8 +153,8 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error, a tier takes no more copies, but may still serve those that it has. The copies
-    # of such a tier were checked, so the tier is not reported.
+    # After an error, a tier gets no new copies, but it may still serve its old ones. The loop above
+    # has checked the old copies, so the tier is not reported as out of use.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [
@@ -166,7 +170,7 @@ def _verify_manifests(config: Config, verdict: Verdict) -> None:
         try:
             manifest = Manifest(tier.root / "manifest.sqlite")
             manifest.check()
-            manifest.load()  # fails on a malformed column, as a daemon's load would
+            manifest.load()  # raises TierError if a column is malformed
             bad = []
             for copy, source, raw, size, expected, _ in manifest.all_copies():
                 path = os.path.join(source, os.fsdecode(raw))
@@ -181,9 +185,8 @@ def _verify_manifests(config: Config, verdict: Verdict) -> None:
 
 
 def clear_tiers(config: Config) -> int:
-    """Removes all of Monarch's files from the tiers while no daemon serves. Returns the number of
-    copies removed. Raises TierError if a daemon holds one of the tiers.
-    """
+    """Removes all of Monarch's files from the tiers. Returns the number of removed copies. Raises
+    TierError if a daemon holds one of the tiers."""
     removed = 0
     for tier_config in config.tiers:
         if not tier_root(tier_config.mount_point).exists():

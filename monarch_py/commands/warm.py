@@ -21,33 +21,33 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# The most entries in one request for copies. The daemon takes requests of at most 1 MiB, and JSON
-# needs 10 bytes for an entry: 8 digits, a comma and a space.
+# The most entries in one request for copies. The daemon accepts requests of at most 1 MiB. An entry
+# takes 10 bytes in JSON: 8 digits, a comma and a space.
 ORDER = 65536
-# The most directories in one request, so that the request stays below 1 MiB: a path of 4 KiB that
-# is not valid text takes 24 KiB in JSON.
+# The most directories in one request, so that the request stays below 1 MiB. A path has at most
+# 4 KiB. If it is not valid text, it takes up to 24 KiB in JSON.
 DIRECTORIES = 32
 # The most files that the daemon examines at the source in one request. The number is small because
 # other commands wait during the request.
 LOOKS = 64
-# The least pause between two looks at the catalog [s]. After a look that takes much processor time,
-# the pause is nine times that time, so that looks keep a processor busy for at most a tenth of the
-# time. Waiting for the daemon's answers does not lengthen the pause, because all copies may be
-# complete when a slow answer arrives.
+# The least pause between two steps of the command [s]. If a step uses much processor time, the
+# pause is nine times as long, so that the command keeps a processor busy for at most a tenth of the
+# time. Only processor time lengthens the pause. The time that a step waits for the daemon's answers
+# does not, because all copies may be complete when a slow answer arrives.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. Names that end with `bytes` are the sizes
-    of these files together.
+    """Counts of the chosen files that are known so far. A field whose name ends with `bytes` is the
+    total size of such files.
 
-    there : files that had a copy before the command
-    filled : files that have got a copy since; `filled_bytes` includes what running fills have
-        copied
-    replaced : files of `filled` whose former copy was of an earlier version
-    at_source : how many files are left to the source, by reason; the reasons are those of `bypass`
-        in docs/status.md
+    there_files : files that had a copy before the command began
+    filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
+        that running fills have copied
+    replaced_files : those of the filled files that had a copy of an earlier version before
+    at_source : how many files get no copy, by reason. The source serves these files. The reasons
+        are named as in `bypass` (docs/status.md)
     complete : whether all chosen files are known
     """
 
@@ -72,25 +72,28 @@ class Progress:
 
 
 def _is_left(words: Uints) -> Bools:
-    """Which of the files with these words get no copy from this command. Some of these files get a
-    copy later, when a program reads them."""
+    """Returns which files get no copy from this command. Some of them get a copy later, when a
+    program reads them.
+
+    words : (n,) the catalog words of the files
+    """
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
     return np.asarray((states == State.BYPASS) | when_read)
 
 
 def _has_changed(words: Uints) -> Bools:
-    """Which files are left to the source because they have changed (Reason.CHANGED)."""
+    """Returns which files are served by the source because they have changed there."""
     is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
 
 
 class Warm:
-    """One run of the command. The constructor raises SessionError if no daemon serves, or
-    everything is switched off.
+    """One run of the command. The constructor raises SessionError if no daemon serves, or if
+    Monarch is switched off.
 
     texts : paths as the user wrote them; None for everything
-    is_dry : whether only to count the files: no copy is ordered or compared with the source
+    is_dry : whether to count the files only. Then no copy is ordered or compared with the source
     """
 
     def __init__(
@@ -137,12 +140,10 @@ class Warm:
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
         """Orders copies of the chosen files. With `wait`, returns when all copies that can be made
-        exist. Otherwise returns when all files are known and their copies are ordered.
+        exist. Otherwise returns when all files are known and their copies are ordered. After an
+        exception, such as SystemExit on a signal, cancels the fills that have not begun.
 
         show : called with the progress several times a second
-
-        An exception (SessionError, or one from a signal) cancels the fills that no thread of the
-        daemon has begun.
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
@@ -156,7 +157,8 @@ class Warm:
         except BaseException:
             with suppress(SessionError):
                 self._connection.ask("take_back", ticket=self._ticket)
-                if len(self._was_there) == len(self.chosen.ids):  # else `_step` was interrupted
+                # The lengths differ if the exception interrupted `_step`.
+                if len(self._was_there) == len(self.chosen.ids):
                     self._count(complete=self.progress.complete)
             raise
 
@@ -205,8 +207,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Has the daemon examine a few of the files that the catalog does not know. A request names
-        only a few files, because the scan may find the others in the meantime."""
+        """Has the daemon examine a few of the files that the catalog does not know. The scan may
+        find the other files before the next request."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
@@ -214,8 +216,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """Sends the daemon a command for which it must access the source. Returns the answer.
-        Raises SessionError if the source's file system hangs."""
+        """Sends the daemon a command, and returns the answer. For such a command, the daemon must
+        access the source. Raises SessionError if the source's file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -238,8 +240,7 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that should get a copy but for which no fill
-        is ordered now."""
+        """Updates `progress`. Returns the files, (n,), that need a copy that is not ordered now."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

@@ -13,8 +13,9 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` lies below the directory `outer`. This compares directories and not paths,
-    because a bind mount gives one directory several paths. False if `outer` cannot be examined."""
+    """Whether `inner` is below the directory `outer`. The comparison is by device and inode, not by
+    path, because a bind mount gives a directory several paths. Returns False if `outer` cannot be
+    examined."""
     try:
         place = os.stat(outer)  # only once, because it may be on a slow source
     except OSError:
@@ -27,7 +28,8 @@ def is_inside(inner: Path, outer: Path) -> bool:
 
 
 def capacity_bytes(directory: Path) -> int | None:
-    """The size [bytes] of the file system that holds `directory`; None if it has no bound."""
+    """Returns the size of the file system of `directory` [bytes]; None if its size is not
+    limited."""
     status = os.statvfs(directory)
     # ramfs, and tmpfs with size=0, report no blocks at all.
     return status.f_blocks * status.f_frsize or None
@@ -50,8 +52,8 @@ def is_in_ram(directory: Path) -> bool:
 
 
 def kernel_file_system(directory: Path) -> str | None:
-    """The type of the file system that holds `directory` if no files can be made in it, as in proc;
-    else None."""
+    """If `directory` is on a file system of _KERNEL_FILE_SYSTEMS, returns the type of this file
+    system; otherwise None."""
     kind = _mount(directory)[0]
     return kind if kind in _KERNEL_FILE_SYSTEMS else None
 
@@ -65,9 +67,9 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so the device number is looked up in the kernel's table of mounts,
-    which also has the bind mounts. The table lacks the device numbers of btrfs subvolumes: for
-    these, both results are empty, which rightly means "not in memory" to the callers.
+    Python has no statfs(2), so this searches the kernel's table of mounts for the device number.
+    The table also has the bind mounts. It lacks the device numbers of btrfs subvolumes. For these,
+    both results are empty, and the callers rightly conclude that the directory is not in memory.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

@@ -2,7 +2,7 @@
 line.
 
 The value of a key comes from the last layer that has the key. The keys of an inner mapping, such as
-`source_limits`, may come from different layers; a list, such as `sources` or `hierarchy`, comes as
+`source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes as
 a whole from one layer.
 """
 
@@ -33,8 +33,8 @@ class Layer:
     """What one layer says.
 
     name : "site", "user", "environment" or "command line"
-    given : its keys and their values, by the names of the fields in Config
-    top : the spot of the root of its document
+    given : the values of the keys that the layer has, by the names of the fields in Config
+    top : the spot (position) of the root of the layer's document
     """
 
     name: str
@@ -46,9 +46,10 @@ class Layer:
 class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
-    top : the spot of the root of a merged document. For each key and item, the merged document has
-        the spot from the layer whose value is used
-    file : the file that says where the tiers are; the daemon's session belongs to this file
+    given : the merged values, by the names of the fields in Config
+    top : the spot of the root of a merged document, for error messages. The merged document has a
+        spot for each key and each item. The spot is in the layer whose value is used
+    file : the file that says where the tiers are. The daemon's session belongs to this file
     """
 
     layers: tuple[Layer, ...]
@@ -95,8 +96,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """The configuration to use if the command line names none: the file that MONARCH_CONFIG names,
-    or else the site's. None if there is neither."""
+    """Returns the configuration to use if the command line names none. It is the file that
+    MONARCH_CONFIG names, or else the site's. Returns None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 
@@ -155,8 +156,8 @@ def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
 
 
 def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
-    """Makes the last level of the hierarchy the source if it has no quota. In configurations of the
-    original Monarch, the last level is the dataset itself."""
+    """If the last level of the hierarchy has no quota, makes it the source instead of a tier. In
+    configurations of the original Monarch, the last level is the dataset itself."""
     tiers = given.get("tiers", ())
     level = top.of("hierarchy").of(len(tiers) - 1)
     if not tiers or "max_storage_quota" in level:
@@ -177,8 +178,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns that a level's own block size is ignored. The original Monarch used it for its reads;
-    here, the checksums need one block size for all copies."""
+    """Warns if a level has its own block size, because it is ignored. The checksums need one block
+    size for all copies. In the original Monarch, each level could have its own."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -205,8 +206,11 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Sets the key `name` to the value in `layer`. The value replaces that of lower layers; but in
-    an inner mapping, keys that `layer` lacks keep their values from lower layers."""
+    """Sets the key `name` in `given` to the value from `layer`, which replaces a value from lower
+    layers. If the value is an inner mapping, only the keys that `layer` has are replaced.
+
+    attribute : the name of the key's field
+    """
     value, below = layer.given[attribute], given.get(attribute)
     ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
     if isinstance(value, Keys) and isinstance(below, Keys):
@@ -229,9 +233,13 @@ def _as_described(
     spots: dict[Way, Spot],
     ours: dict[Way, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the named datasets. A dataset for which this layer has only the path gets the other
-    keys from lower layers, if these have the same path. `ours` then gets the spots of these
-    keys."""
+    """Returns the datasets that a layer names. If the layer has only the path of a dataset, and a
+    lower layer has the same path, the other keys come from the lower layer. The spots of these keys
+    are added to `ours`.
+
+    named, ours : the layer's datasets, and its spots
+    below, spots : the datasets and the spots of the lower layers
+    """
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
     for at, source in enumerate(named):

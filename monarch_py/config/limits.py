@@ -1,7 +1,7 @@
 """The limits of a site, which its users' configurations may not exceed.
 
-Only Monarch's own programs check these limits, so a user can evade them. Limits that no user can
-evade are quotas of the file system and the job's memory cgroup.
+Only Monarch's own programs check these limits, so a user can evade them. A site that needs limits
+which no user can evade must use quotas of the file system and memory cgroups.
 """
 
 import os
@@ -16,16 +16,17 @@ from monarch_py.util.units import format_size
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Checks the quotas, and returns the result of `lowered`. Raises ConfigError if a written
-    value, or the sum of the tiers' quotas, exceeds a limit."""
+    """Returns the configuration with values that are within the site's limits, as `lowered` does,
+    but also checks the quotas. Raises ConfigError if a value that a layer sets, or a sum of quotas,
+    exceeds a limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with values that are within the site's limits. If no layer sets a
-    key and its default exceeds the limit, the key gets the limit. Raises ConfigError if a written
-    value exceeds its limit. Quotas are not checked."""
+    """Returns the configuration with values that are within the site's limits. A default that
+    exceeds its limit is lowered to the limit. Raises ConfigError if a value that a layer sets
+    exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -44,8 +45,12 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns `value` if it is at most the limit `most`. Otherwise returns the limit if `value` is
-    a default, and raises ConfigError if it is written in the mapping at `at`."""
+    """Returns `value` if it is within the limit `most`. Otherwise, if `value` is a default, returns
+    the limit. If the mapping at `at` sets the key, raises ConfigError.
+
+    value : None for no limit on the load;  most : None for no limit of the site
+    tell : makes the text of a value for the error
+    """
     if most is None or (value is not None and value <= most):
         return value
     if key not in at:
@@ -82,9 +87,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether a directory's limit applies to a tier. It applies to all tiers on the directory's
-    file system, and to all tiers below the directory, even those on another file system (a ZFS
-    dataset, a subvolume)."""
+    """Whether the limit for a directory applies to a tier. The limit applies to all tiers on the
+    directory's file system. It also applies to all tiers below the directory. These may be on
+    another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -1,7 +1,7 @@
 """Reads the layers of a configuration into a checked Config.
 
-schema.py declares the keys and their values. This module checks that the values fit together and
-fit the disk, so that a configuration that cannot work is refused before a job starts.
+schema.py declares the keys and their values. This module checks that the values fit together, and
+that they fit the disk. So a configuration that cannot work is refused before a job starts.
 """
 
 import os
@@ -31,8 +31,8 @@ from monarch_py.document.nodes import Spot
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB, TIB, format_size
 
-# The hint for a missing dataset. It does not suggest creating the directory, because an empty one
-# would hide that the file system is not mounted.
+# The hint for a missing dataset. It does not suggest creating the directory, because an empty
+# directory would hide that the file system is not mounted.
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 TIER_HINT = "create the directory or correct the path"
 
@@ -46,13 +46,13 @@ def load_config(
     """Reads and checks a configuration: the file at `path`, which is the user's or the site's, and
     the other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. No source is then examined, so the
-        configuration may name none, and a source may be gone or hang. Each source's real_path is
-        then its path as written
+    with_sources : False for a caller that needs only the tiers. No source is then examined. So the
+        configuration need not name a source, and a source may be gone or hang. The real_path of
+        each source is then the same as its path
     sources : the datasets that the command line names
 
-    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``, if
-    a file cannot be read or the configuration cannot work on this machine.
+    Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
+    The error is one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """
     layers = read_layers(Path(path), sources)
     top = layers.top
@@ -143,8 +143,8 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
 
 
 def _check_settings(config: Config, top: Spot) -> None:
-    """Refuses keys that contradict each other, and named files that are missing or of a wrong
-    kind."""
+    """Raises ConfigError if keys contradict each other, or if a file that the configuration names
+    is missing or of a wrong kind."""
     for number, source in enumerate(config.sources):
         least, most = source.min_size_bytes, source.max_size_bytes
         if most is not None and least > most:
@@ -203,8 +203,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """The staging area, checked; None if the configuration has none. Its number is the one after
-    the last tier's."""
+    """Checks and returns the staging area; None if the configuration has none. The staging area
+    takes the number after the last tier, so it counts as a tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -217,8 +217,8 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:
-    """Refuses a directory in which no copies can be made, or whose file system is smaller than the
-    quota."""
+    """Raises ConfigError if no copies can be made in the tier's directory, or if its file system is
+    smaller than the tier's quota."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
         raise spot.error(
@@ -261,8 +261,8 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 
 def _at_most(n_bytes: int) -> str:
-    """A size of at most `n_bytes` that is easy to read: whole TiB, GiB or MiB if there are ten or
-    more of them, otherwise bytes."""
+    """Returns `n_bytes` as text, rounded down so that it is easy to read. The unit is the largest
+    of TiB, GiB and MiB that gives 10 or more; for smaller sizes, it is bytes."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"
@@ -270,7 +270,8 @@ def _at_most(n_bytes: int) -> str:
 
 
 def _kind(tier: TierConfig, level: Spot) -> str:
-    """The tier's kind, 'ram' or 'ssd'. Warns where the configuration contradicts the disk."""
+    """Returns the tier's kind, 'ram' or 'ssd'. Warns if the keys of the tier do not fit its file
+    system."""
     in_ram = disk.is_in_ram(tier.mount_point)
     if tier.kind == "ram" and not in_ram:
         level.of("type").warn("is 'ram', but the mount point is not a file system in memory")
@@ -279,8 +280,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
             "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
             " type 'ram'"
         )
-    # This is only a warning, because copies in memory can still serve the next job: they outlive
-    # the daemon.
+    # This is only a warning, because copies in memory outlive the daemon and can serve the next
+    # job.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -299,8 +300,10 @@ def _check_directory(path: Path, spot: Spot, hint: str) -> None:
 
 
 def _check_length(path: Path, spot: Spot, most: int) -> None:
-    """Refuses a path that is longer than the room for it in shared memory. most : the longest path
-    that fits [bytes]"""
+    """Raises ConfigError if a path does not fit into its field in shared memory.
+
+    most : the length of the longest path that fits [bytes]
+    """
     n_bytes = len(os.fsencode(path))
     if n_bytes > most:
         raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
@@ -309,10 +312,10 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
 def _check_places(
     sources: Sequence[_Place], tiers: Sequence[_Place], staging: Sequence[_Place]
 ) -> None:
-    """Refuses a path that is not a directory, and a directory that is named for two tiers. Also
-    refuses a source that overlaps with another source, a tier or the staging area: neither may
-    contain the other, and they may not be the same directory. The staging area may share a mount
-    point with a tier, because each has its own directory there.
+    """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
+    directory; if a source overlaps with another source, a tier or the staging area. Two directories
+    overlap if they are the same, or if one contains the other. The staging area may have the mount
+    point of a tier, because each has its own directory there.
 
     Call this before the other checks of a tier. If the user has named a source as a tier, those
     checks would advise the user to make the source writable.
@@ -352,7 +355,7 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Returns where `spot` is, for a message about the spot `seen_from`: only the line if both are
-    in the same file, otherwise also the document."""
+    """Returns the position of `spot` as text, for a message about the spot `seen_from`. The text is
+    only the line if both spots are in the same file. Otherwise it also names the document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

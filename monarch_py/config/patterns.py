@@ -1,17 +1,18 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
-The globs of one list become one regular expression. A plain translation would backtrack: `*a*a*a*b`
-would keep the scan busy for hours on one long name. Here each star except the last ends at the
-earliest match of the text that follows it. A later match is never tried, because it would only
-leave less of the name to the next star. `fnmatch.translate` does the same for names without
-directories.
+The globs of one list become one regular expression. A plain translation would backtrack: matching
+`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star except the last
+ends where the text after it first matches. Later matches are not tried. They cannot help, because
+they would leave a shorter part of the name to the next star. `fnmatch.translate` does the same for
+names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# One step of a glob. A step `**/` includes the slash, because it may stand for no directory at all.
+# One step of a glob. The step `**/` includes the slash. So if it stands for no directory, there is
+# no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -25,11 +26,12 @@ _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 class PathFilter:
     """Selects paths relative to a source.
 
-    A path is selected if a glob of `include` matches it and no glob of `exclude` does. An empty
-    `include` selects every path. A glob with a slash is compared with the whole relative path, a
-    glob without a slash with the base name. ``*`` and ``?`` do not match a slash; ``**`` does, and
-    ``**/`` may also stand for no directory. ``[a-z]`` and ``[!a-z]`` stand for one character. A
-    backslash makes the next character literal. Names that begin with a dot are not special.
+    A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
+    empty `include` selects every path. A glob with a slash is compared with the whole relative
+    path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
+    slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, also for none.
+    ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes the next character literal.
+    Names that begin with a dot are not special.
 
     The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
     never match.
@@ -69,7 +71,7 @@ def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """The regular expression, for fullmatch, of a glob with these parts."""
+    """Returns the regular expression of a glob, for `fullmatch`. parts : the results of `_parts`"""
     # Each star that may match slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:
@@ -86,8 +88,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must match the end of the path, so the last star may try several
-    # matches.
+    # The text after the last star must match at the end of the path. So the last star may try
+    # several lengths.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:
@@ -96,8 +98,8 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """An atomic group of `text`. Python before 3.11 lacks atomic groups, so a look-ahead
-    is used instead, which the matcher never enters a second time."""
+    """Returns an atomic group of `text`: once it has matched, no other match of it is tried. Python
+    before 3.11 lacks atomic groups. A look-ahead has the same effect."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 
@@ -137,8 +139,8 @@ def _part(step: re.Match[str], glob: str) -> str:
 
 
 def _set(step: re.Match[str], glob: str) -> str:
-    """The regular expression of a set such as `[a-z]`. It is built member by member, because `--`
-    and `[` are special in a regular expression."""
+    """Returns the regular expression of a set such as `[a-z]`. The set's text cannot be used as it
+    is, because `--` and `[` are special in a regular expression."""
     rest, members = step["set"], ""
     while rest:
         is_range = len(rest) >= 3 and rest[1] == "-"

@@ -45,10 +45,10 @@ class _Measured(Keys):
 
 
 def load_performance(file: Path) -> Performance:
-    """The rates in a scenario. Raises ConfigError, which names file, line and key, for a file that
-    is no scenario."""
+    """Returns the rates in a scenario. If the file is not a scenario, raises ConfigError, which
+    names the file, the line and the key."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # The rate of one client: the total rate of the smallest number of clients that was measured,
-    # divided by this number (NoPFS, section 4: t(g) / g).
+    # Compute the rate of one client from the smallest number of clients that was measured: divide
+    # their total rate by their number (NoPFS, section 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -1,8 +1,8 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
-Each class serves both purposes: its fields declare the keys of a mapping (see document/keys.py),
-and its objects make up a checked configuration. Objects are frozen, and the names of their fields
-carry units.
+Each class serves two purposes. Its fields declare the keys of a mapping (see document/keys.py). Its
+objects are parts of a checked configuration. The objects are frozen, and the names of their fields
+include units.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ from monarch_py.util.units import GIB, KIB, MIB, parse_size
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
-# A block size is a multiple of this, so that each copied block can be mapped and written back by
-# itself.
+# A block size is a multiple of PAGE_BYTES, so that each block of a copy can be mapped and written
+# back by itself.
 PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
@@ -47,11 +47,11 @@ MAX_TIERS = 16
 # Longest path of a tier [bytes]. The preload library builds the path of a copy in a buffer of fixed
 # size, which must also hold the copy's name.
 MAX_TIER_PATH_BYTES = 180
-# The longest paths for which csrc/shared/catalog.h has room, without the NUL [bytes].
+# The longest paths that fit into the structs of csrc/shared/catalog.h, without the NUL [bytes].
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
-# The index of a pack is beside the pack; its name is the pack's name with this suffix.
+# The name of a pack's index is the name of the pack with this suffix.
 PACK_INDEX = ".monarch"
 
 # While this file exists, Monarch is off on the node, whatever a user's configuration says.
@@ -71,15 +71,15 @@ def _block_size(text: str) -> int:
 
 
 def _address(text: str) -> str:
-    """Checks that `text` is a numeric address, and returns it. Host names are refused, because
-    resolving a name may take any time and give any address."""
+    """Returns `text` if it is a numeric IP address; otherwise raises ValueError. Host names are
+    refused, because resolving a name may take any time and give any address."""
     if "%" in text:
         raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)
     return text
 
 
-# 0 stands for `max`, the word of the original Monarch for whole files.
+# The value 0 stands for the word `max`. In the original Monarch, `max` means whole files.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
@@ -102,10 +102,10 @@ AnyFile = Annotated[Path, file("write its name")]
 
 @dataclass(frozen=True, slots=True)
 class SourceConfig(Keys):
-    """A directory tree that holds a dataset, and which of its files are copied.
+    """A directory tree with a dataset, and which of its files are copied.
 
     path : the root of a dataset
-    real_path : the same without symbolic links
+    real_path : `path` with all symbolic links resolved
     include : the files to copy, see [Patterns](#patterns)
     exclude : files not to copy, even if `include` selects them
     min_size : smaller files are not copied
@@ -141,8 +141,8 @@ class SourceConfig(Keys):
 class SourceLimits(Keys):
     """Limits on the load that this node's daemon causes at all sources together.
 
-    bandwidth : bytes per second
-    operations : opens and reads per second
+    bandwidth : the largest number of bytes read per second
+    operations : the largest number of opens and reads per second
     """
 
     bytes_per_s: Annotated[Size | None, Key("bandwidth", "no limit")] = None
@@ -156,9 +156,9 @@ class PeersConfig(Keys):
     interface : the network interface whose first address is used
     address : the address itself, instead of `interface`
     port : the port to listen on; 0 means any free port
-    fetch : where to read a file of which another node has a copy: with `fastest`, at the faster of
-        that node and the source; with `holders`, at that node, and at the source only if the node
-        fails, see [Between nodes](peers.md#the-fastest-place)
+    fetch : where to read a file if another node has a copy: with `fastest`, from that node or from
+        the source, whichever is faster; with `holders`, from that node, and from the source only if
+        the node fails, see [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -169,7 +169,8 @@ class PeersConfig(Keys):
 
 @dataclass(frozen=True, slots=True)
 class TierConfig(Keys):
-    """A place for copies. Once checked, its kind is 'ram' (copies count as memory) or 'ssd'.
+    """A directory for copies. In a checked configuration, its kind is 'ram' or 'ssd'. Copies in a
+    'ram' tier count as memory.
 
     mount_point : the directory that holds the copies
     max_storage_quota : the room that copies may take
@@ -177,7 +178,8 @@ class TierConfig(Keys):
     persistent : keep the copies when the daemon ends
     eviction : with `planned`, copies make room for others that are needed sooner, see
         [Access plans](plan.md#eviction)
-    block_size : a key of the original Monarch; ignored, with a warning unless it is `max`
+    block_size : a key of the original Monarch, without effect; any value except `max` gives a
+        warning
     """
 
     IGNORED: ClassVar[Mapping[str, str]] = {
@@ -187,7 +189,7 @@ class TierConfig(Keys):
     }
 
     mount_point: Annotated[TierDirectory, Key(aliases=("prefix",))]
-    # 0 if no quota is written, as in the last level of a configuration of the original Monarch.
+    # 0 if the level has no quota, like the last level in configurations of the original Monarch.
     quota_bytes: Annotated[
         Size, Key("max_storage_quota", "required", aliases=("max_storage_size",))
     ] = 0
@@ -234,17 +236,17 @@ class Limits(Keys):
 class Tuning(Keys):
     """The keys below `tuning`, which only experts need.
 
-    min_reads : the fewest reads in flight at the sources; `shared_tpool_size` is the most
+    min_reads : the fewest reads in flight at the sources; the most is `shared_tpool_size`
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : the largest file that a program reads from the source itself if there is no
-        copy; the daemon then makes the copy through the program's descriptor; with `0` the daemon
-        reads all files itself
-    promote_mappings : replace live mappings of a file by mappings of its copy once the copy is
-        complete
-    balance_ranks : ranks that miss more often than the others get a larger share of the fill
-        threads, see [Ranks of a node](#ranks-of-a-node)
+    handover_size : if a file of at most this size has no copy, a program that opens it reads it
+        from the source itself, and the daemon makes the copy through the program's descriptor; with
+        `0` the daemon reads all files itself
+    promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
+        file by mappings of the copy
+    balance_ranks : give more of the threads that make copies to ranks that miss more often than the
+        others, see [Ranks of a node](#ranks-of-a-node)
     """
 
     min_reads: Reads = 4
@@ -274,23 +276,24 @@ class Config(Tuning):
     scan_rate : the largest rate of the scan's requests to the sources
     prefetch : which files are copied, and when, see [What is filled](#what-is-filled)
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
-    metadata : where names and attributes come from: the scan's results, or the source each time
-    revalidate : how old a file's attributes may be, and how often directories are compared with the
-        source, to find files that processes without the library have removed or replaced; with `0`
-        the source is asked for attributes each time, and directories are not compared
+    metadata : where names and attributes come from: with `cached`, from the scan's results; with
+        `source`, from the source each time
+    revalidate : how old a file's attributes may be; in the same interval, directories are compared
+        with the source, to find files that processes without the library have removed or replaced;
+        with `0` the source is asked for attributes each time, and directories are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)
     performance : a file that `monarch calibrate -o` has written, with rates to use until the daemon
         has measured its own
-    switch_file : while this file exists, Monarch is switched off; `/etc/monarch/disabled` has the
-        same effect
+    switch_file : Monarch is switched off while this file exists, or while `/etc/monarch/disabled`
+        exists
     autostart : the first program under the library that opens a file of a source starts the daemon,
         see [Without a command](autostart.md)
     idle_exit : a daemon that a program has started ends when no program has used it for this long;
         with `0` it does not end
     version : the version of this format
-    warnings : one sentence for each value that has no effect, or not the effect that the user might
+    warnings : one sentence for each value that has no effect, or another effect than the user may
         expect
     """
 
@@ -315,12 +318,12 @@ class Config(Tuning):
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
     staging_area: Annotated[StagingArea | None, Key("staging")] = None
-    # The checked staging area; None if the configuration has none. The daemon then makes a staging
-    # area itself if it needs one.
+    # The checked staging area. None if the configuration has none; the daemon then makes a staging
+    # area itself when it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
-    # The default is many threads, to hide the latency of most sources. Threads are cheap, because a
-    # thread that waits for a source sleeps.
+    # The default is large, because many reads at the same time hide a source's latency. Threads are
+    # cheap, because a thread that waits for a source sleeps.
     copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
     scan: Literal["full", "lazy"] = "full"
     scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
@@ -342,12 +345,12 @@ class Config(Tuning):
 
     @property
     def settings(self) -> str:
-        """A digest of the settings that must be equal for all jobs that share a daemon: all except
-        the sources."""
+        """A digest of all settings except the sources. The jobs that share a daemon must have the
+        same digest."""
         alike = replace(self, sources=(), files=(), warnings=())
         return hashlib.sha256(repr(alike).encode()).hexdigest()
 
     @property
     def evicting(self) -> tuple[int, ...]:
-        """The numbers of the tiers whose copies may be evicted to make room for other copies."""
+        """The numbers of the tiers from which copies may be evicted, to make room for others."""
         return tuple(n for n, tier in enumerate(self.tiers) if tier.eviction == "planned")

@@ -15,7 +15,8 @@ from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 
 DEFAULT = "default"
-# For each key that is written in an inner mapping of a configuration: the name of that mapping.
+# The names of keys that belong in an inner mapping of a configuration, such as `tuning`. The value
+# is the name of the mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 
@@ -34,8 +35,8 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields all values. Inner mappings and lists are yielded value by value. Keys of sources and
-    tiers are left out if no layer has them."""
+    """Yields all values. Each value in an inner mapping or a list is yielded by itself. A key of a
+    source or a tier is left out if no layer sets it."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
         key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
@@ -65,8 +66,8 @@ def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> I
 
 
 def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
-    """Call it for a key that no layer sets. If the site's limit gives the key its value, returns
-    the limit's spot; otherwise None."""
+    """For a key that no layer sets: if its value is the site's limit, returns the spot of the
+    limit; otherwise None."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
 
@@ -90,7 +91,7 @@ def _is_size(each: Declared) -> bool:
 
 
 def _size(n_bytes: int) -> str:
-    """The size with the largest unit that leaves no fraction."""
+    """Returns the size as text, in the largest unit that gives a whole number."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if n_bytes and n_bytes % unit == 0:
             return f"{n_bytes // unit}{name}"
@@ -121,7 +122,7 @@ def _written(each: Declared, value: Any) -> Any:
             for key in inner
             if getattr(value, key.field.name) != key.field.default
         }
-        found.pop("block_size", None)  # a level's own block size has no effect
+        found.pop("block_size", None)  # the block size of a single tier has no effect
         return found[value.SCALAR] if list(found) == [value.SCALAR] else found
     if isinstance(value, Path):
         return str(value).replace("$", "$$")

@@ -1,4 +1,5 @@
-"""Reads YAML files: nodes know their line, and dataclasses declare the keys.
+"""Reads YAML files into dataclasses, whose fields declare the keys.
 
-Every mistake is a ConfigError of the form ``FILE:LINE: key: what is wrong; the hint``.
+Every mistake in a file is a ConfigError. Its message has the form
+``FILE:LINE: key: what is wrong; the hint``.
 """

@@ -1,7 +1,7 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
-Each field of a subclass of Keys is a key. The field's type determines how the value is parsed, and
-which bounds it has (`msgspec.Meta`); the field's default is used if the key is missing. A line
+Each field of a subclass of Keys declares a key. The field's type says how the value is parsed, and
+which bounds it has (`msgspec.Meta`). The field's default is used if the key is missing. A line
 ``name : meaning`` in the docstring of the class describes the key. Errors, the JSON schema and the
 reference are generated from these declarations.
 """
@@ -38,9 +38,10 @@ K = TypeVar("K", bound="Keys")
 class Key:
     """Properties of a key that the name, the type and the default of its field do not express.
 
-    name : the key, if it differs from the field's name;  aliases : other spellings of the key
-    default : the text for the default in the reference, if it is not the field's default
-    like : another key; its value is used if this key is missing
+    name : the key, if it differs from the field's name
+    aliases : other names that a user may write for the key
+    default : what the reference shows as the default, if not the field's default
+    like : the name of another key. If this key is missing, it has the value of that key
     alone : whether the user may write a single item in place of a list of one item
     """
 
@@ -60,9 +61,8 @@ class Keys:
     """The base of dataclasses that declare keys.
 
     GROUPS : name of an inner mapping -> the class that declares the mapping's keys. A class with
-        groups inherits from the classes of its groups, and so has the fields of all keys
-    WRAPPERS : inner mappings in which any of the keys may be written, with the same effect as
-        outside
+        groups inherits from the classes of its groups. So it has the fields of all keys
+    WRAPPERS : names of inner mappings. A key has the same effect inside such a mapping as outside
     IGNORED : name of a key that has no effect -> the warning for a user who writes the key
     SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
     OPEN : whether unknown keys are ignored instead of rejected
@@ -78,7 +78,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A key with everything that follows from its declaration."""
+    """A key, and what its declaration says about it.
+
+    name, meaning : the key's name and description
+    field : the dataclass's field for the key;  key : the Key in the field's annotation
+    kind : reads the key's value
+    """
 
     name: str
     field: Field[Any]
@@ -103,7 +108,7 @@ class Declared:
 
 
 def declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns the keys of the mapping itself, without those of its groups, by name."""
+    """Returns the keys that a class declares, by name, without the keys of its groups."""
     if keys not in _DECLARED:
         inner = {name for group in keys.GROUPS.values() for name in declared(group)}
         found = {each.name: each for each in _declared(keys) if each.name not in inner}
@@ -150,15 +155,15 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Returns the values of the keys that are present in the mapping at `node`, by the names of the
-    keys' fields. Raises ConfigError as `read_as` does, but not for missing keys."""
+    """Returns the values of the keys that the mapping at `node` has, by the names of the keys'
+    fields. Raises ConfigError as `read_as` does, but accepts that keys are missing."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given
 
 
 def all_declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns the keys of the mapping and of its groups, by name."""
+    """Returns the keys that a class declares, by name, and the keys of its groups."""
     found = dict(declared(keys))
     for group in keys.GROUPS.values():
         found |= declared(group)
@@ -167,7 +172,7 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # The end of the meaning (", see ...") links to other parts of the reference, so it is cut off.
+    # The end of a meaning (", see ...") is a link within the reference, so the error leaves it out.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -175,17 +180,19 @@ def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
 def _read_entries(
     node: yaml.Node, spot: Spot, whole: type[Keys], place: type[Keys], given: dict[str, Any]
 ) -> None:
-    """Reads the keys at `node` into `given`.
+    """Reads the keys of the mapping at `node` into `given`.
 
-    whole : the class to which all keys belong
-    place : `whole`, or the class of the group at `node`
+    whole : the class of the whole mapping
+    place : the class whose keys are allowed at `node`: that of a group if `node` is a group of the
+        mapping, otherwise `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # A key without effect may be both inside a wrapper and outside, so each gets its own spot.
+    # The user may write an ignored key both inside a wrapper and outside. This is no mistake, so
+    # the two keys get different spots.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.way[-1])
@@ -200,7 +207,7 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The keys of a group belong to the mapping around the group.
+            # The keys of a group get spots as if they were in the mapping around the group.
             inner = replace(here, way=spot.way)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 
@@ -253,8 +260,8 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
-    """Returns the Kind that reads values of a type: the Kind in the annotation if there is one,
-    otherwise the Kind derived from the type itself."""
+    """Returns the Kind that reads the values of an annotated type. If the annotation contains a
+    Kind, returns this one. Otherwise derives a Kind from the type."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
@@ -279,8 +286,9 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """Returns the JSON schema of a mapping with these keys, for editors. It expresses neither the
-    bounds of sizes nor which keys exclude each other; only reading the file checks these."""
+    """Returns the JSON schema of a mapping with these keys, for editors. The schema lacks the
+    bounds of sizes, and does not say which keys exclude each other. These are checked only when the
+    file is read."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
@@ -324,7 +332,8 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
 
 
 def _shown_item(keys: Sequence[Declared]) -> str:
-    """Returns the lines of a list's item for a hint: its first key, and all required keys."""
+    """Returns an example of an item of a list, for a hint. It has the item's first key and all
+    required keys."""
     shown = [each for each in keys if each is keys[0] or each.default == "required"]
     lines = [f"{each.name}: {each.kind.example or '...'}" for each in shown]
     return " and ".join(f"'{'  ' if at else '- '}{line}'" for at, line in enumerate(lines))

@@ -1,4 +1,4 @@
-"""Reads YAML into nodes that know their line, and builds error messages that name the line."""
+"""Reads YAML into nodes that have line numbers, and makes error messages that name the line."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,23 +7,26 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# PyYAML's description of the problem if a line lacks ": ".
+# PyYAML's message about a line that lacks ": ".
 NO_COLON = "could not find expected ':'"
-# The largest file that is read. A file written by hand has a few lines. If a data file is named by
-# mistake, the limit keeps it out of memory.
+# The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
+# a large data file out of memory if the user names one by mistake.
 MAX_FILE_BYTES = 1 << 20
 
 
-# The path to a value in a document: the declared names of keys and the indices of items, in order.
+# The path to a value in a document: for each level, the declared name of a key or the index of an
+# item.
 Way = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file that is read, or a layer without a file: its name as the user wrote it, the warnings
-    about it, and the spot of each key and item.
+    """A YAML file, or a layer of a configuration that is not a file.
 
-    otherwise : text at the end of each hint, for a reader who cannot change the file; "" for none
+    name : the name as the user wrote it
+    warnings : the warnings about the document
+    spots : the spot of each key and each item
+    otherwise : the end of each hint, for a user who cannot change the file; "" for none
     """
 
     name: str
@@ -36,10 +39,10 @@ class Document:
 class Spot:
     """A position in a document.
 
-    line : 0 in a document that is not a file, such as an environment variable
-    key : the path to the position as the user wrote it, such as ``hierarchy[0].prefix``; '' at the
-        top
-    way : the path to the position by declared names, such as ``("hierarchy", 0, "mount_point")``
+    line : the line in the file; 0 if the document is not a file, but an environment variable, say
+    key : the path to the position, as the user wrote it, such as ``hierarchy[0].prefix``. '' for
+        the root
+    way : the same path with the declared names of keys, such as ``("hierarchy", 0, "mount_point")``
     """
 
     document: Document
@@ -48,10 +51,10 @@ class Spot:
     way: Way = ()
 
     def at_key(self, node: yaml.Node, written: str, name: str = "") -> "Spot":
-        """The spot of a key of the mapping at this spot.
+        """Returns the spot of a key in the mapping at this spot.
 
         node, written : the key's node, and the key as the user wrote it
-        name : the declared name, if the user wrote an alias
+        name : the declared name of the key; "" if the user wrote this name
         """
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
@@ -70,8 +73,8 @@ class Spot:
         return (*self.way, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """Returns the spot of a key or an item of the value at this spot. For a key that is
-        missing, returns a spot with the key's name and the line of this spot."""
+        """Returns the spot of a key or an item of the value at this spot. If the key is missing,
+        returns a spot with the key's name and the line of this spot."""
         way = (*self.way, step)
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
@@ -83,7 +86,10 @@ class Spot:
         return ConfigError(f"{self}: {problem}; {hint}{self.document.otherwise}")
 
     def unfit(self, node: yaml.Node, hint: str) -> ConfigError:
-        """Returns the error to raise if the value at this spot is of the wrong kind."""
+        """Returns the error to raise if the value at this spot is of the wrong kind.
+
+        node : the value
+        """
         return self.error(f"cannot be {describe(node)}", hint)
 
     def warn(self, sentence: str) -> None:
@@ -101,9 +107,9 @@ def load_document(
     """Returns the root node of the YAML file at `path`, and the node's spot. Raises ConfigError if
     the file cannot be read, is not YAML or is empty.
 
-    kind : what the user calls the file, such as "configuration"
+    kind : what error messages call the file, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
-    otherwise : text at the end of each hint, as in Document
+    otherwise : the end of each hint, as in Document
     """
     document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)
@@ -137,7 +143,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """Returns the name of the node's kind in a message, such as "a list" in 'cannot be a list'."""
+    """Returns what messages call a value, such as "a list" in 'cannot be a list'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

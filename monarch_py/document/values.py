@@ -1,8 +1,8 @@
 """Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
-A kind reads the text of a scalar and ignores the type that YAML gives it. So a number may be
-written in quotes, as in configurations of the original Monarch. `1:30` and `1_000`, which YAML
-takes for numbers, are refused as numbers.
+A kind reads the text of a scalar and ignores the type that YAML gives the scalar. So a number may
+be written in quotes, as in configurations of the original Monarch. YAML reads `1:30` and `1_000` as
+numbers. The kinds of numbers refuse them.
 """
 
 import os
@@ -25,24 +25,25 @@ _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of bytes"
-# The reference mentions the upper bound of a value only if the bound is at most this. Larger bounds
-# are only safeguards.
+# The reference shows the upper bound of a number only if the bound is at most MOST_TOLD. Larger
+# bounds are safeguards, which no user needs to know.
 MOST_TOLD = (1 << 16) - 1
-# Numbers of 18 digits fit into 64 bits, and so into every type that stores them.
+# A whole number may have 18 digits, because such a number fits into 64 bits.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # hashable, as unions of annotated types require
+# `eq=False` makes a Kind hashable. A union of annotated types requires this.
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of value.
+    """A kind of value, such as a size or a path.
 
-    parse : reads a value from its node
-    value : the name of such a value in the reference
+    parse : reads a value of this kind from a node
+    value : what the reference calls such a value
     schema : the JSON schema of such a value
-    show : returns the text for a default in the reference
+    show : returns a default value as text, for the reference
     example : a value that hints show; '' for none
     """
 
@@ -64,9 +65,9 @@ def words(
 ) -> Kind:
     """Returns a kind whose values `parse` reads from text.
 
-    `parse` refuses a text by raising ValueError. The error's first argument is then the problem in
-    the message, and a second argument, if there is one, replaces `hint`. If the error has no
-    arguments, the message says that the value cannot be this text.
+    To refuse a text, `parse` raises ValueError. The first argument of the error is the problem, for
+    the message. A second argument replaces `hint`. If the error has no arguments, the message only
+    says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -85,7 +86,8 @@ def words(
 def choice(*shown: str, **others: str) -> Kind:
     """Returns the kind of values that are one of a few words.
 
-    shown : the words;  others : undocumented spellings, each with the word that it means
+    shown : the words
+    others : other words that are accepted but not documented, each with the word that it means
     """
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
@@ -107,8 +109,8 @@ def _either(words: Sequence[str]) -> str:
 
 
 def integer(annotation: Any) -> Kind:
-    """Returns the kind of integers of a type such as ``Annotated[int, Meta(ge=1, le=256,
-    title="threads")]``."""
+    """Returns the kind of integers with the bounds of an annotation. An example of an annotation is
+    ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
     marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
     bounds = "" if meta.ge is None else f", {meta.ge} or more"
@@ -185,7 +187,7 @@ def path(node: yaml.Node, spot: Spot) -> Path:
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{text!r} is not an absolute path", hint)
-    # Resolve `..` now. Path keeps it, and later comparisons by prefix would not resolve it.
+    # Resolve `..` now, because later comparisons of paths by their prefixes do not.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
@@ -229,8 +231,8 @@ Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. With other text, system calls fail in
-    unexpected ways."""
+    """Whether the text can be a part of a path. System calls fail in unexpected ways with other
+    text."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -245,7 +247,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
         raise spot.error(
             "has a '$' without a name after it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
-    # An empty variable counts as undefined: "/scratch/$JOB" must never become "/scratch/".
+    # An empty variable is treated as undefined, so that "/scratch/$JOB" never becomes "/scratch/".
     value = os.environ.get(name) or (_account() if name == "USER" else "")
     if not value:
         raise spot.error(
@@ -256,8 +258,8 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def _account() -> str:
-    """The name of this user's account; "" if the user has none. The name replaces the variable
-    USER, which is often not set in containers and system services."""
+    """Returns the name of this user's account; "" if there is no account. The name is used if the
+    variable USER is not set, as in many containers and system services."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
 """Says what would have made a run faster, with the simulator's estimate of each change.
 
-The scenario is made from the run's measurements. Values that a run cannot measure are assumed, and
-the advice lists each assumption.
+The simulator needs a scenario, which is made from the run's measurements. Values that a run cannot
+measure are assumed. The advice lists each assumption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,28 +26,28 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated. A larger run is simulated with fewer files and
-# proportionally less room, which leaves the ratios the same (docs/simulator.md). So simulating a
-# change takes less than a second.
+# The most files and accesses that are simulated, so that simulating a change takes less than a
+# second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
+# so that the share of each tier stays the same (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
-# MOST_NODES : the most nodes that are simulated. MOST_MEAN : the largest mean size of the files
-# [bytes].
+# A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
+# not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# BATCH : the files of a batch. AHEAD : the batches that each reader fetches ahead.
+# BATCH : how many files a batch has. AHEAD : how many batches each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
-# In an interval in which at least this share of the bytes came from copies, the source did not slow
-# the training.
+# If at least this share of the bytes came from copies in an interval, the source did not slow the
+# training in that interval.
 UNDISTURBED = 0.95
 # The smallest share of the run's time that a change must save to be advised.
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# The largest quota to advise for a tier, as a share of the space for its copies: what they take
-# now, and what is free on the file system.
+# An advised quota of a tier is at most this share of the space for its copies. This space is what
+# the copies take now, plus what is free on the file system.
 DISK_SHARE = 0.9
 
 
@@ -67,7 +67,8 @@ class Advice:
     """The changes that would have helped.
 
     measured : the time of the run [s];  simulated : the simulated time of the unchanged run [s]
-    changes : the best first;  assumptions : a sentence for each number that was not measured
+    changes : the changes, the best first
+    assumptions : a clause for each assumption of the simulation
     """
 
     measured: float
@@ -89,8 +90,9 @@ class Advice:
 class _Machine:
     """The run as the simulator sees it.
 
-    tiers : the tiers that could be used, in their order;  readers : threads that read
-    policy : the name of the policy
+    tiers : the usable tiers, in the order of the configuration
+    readers : the number of threads that read at the same time
+    policy : the name of the simulator's policy
     """
 
     tiers: tuple[Tier, ...]
@@ -99,18 +101,19 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """The rate at which most of the bytes came [bytes/s]; 0 if none came. It is the mean of the
-    intervals' rates, weighted by their bytes, so that intervals with few bytes hardly count.
+    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. This is a
+    mean of the intervals' rates. The weight of an interval is its bytes, so that intervals with few
+    bytes have little influence.
 
-    amounts, seconds : (n,) bytes in each interval, and its length
+    amounts, seconds : (n,) the bytes in each interval, and the length of each interval
     """
     total = float(amounts.sum())
     return float((amounts * amounts / seconds).sum()) / total if total else 0.0
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """The rate at which the training read while copies gave nearly all bytes [bytes/s]. Other
-    intervals are left out; 0 if too few intervals remain."""
+    """Returns the rate at which the training read while copies gave nearly all bytes [bytes/s].
+    Only intervals of this kind are used. Returns 0 if they have too few bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -118,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # Intervals with a small part of the bytes, such as the first and the last of a run, do not
-    # show the training's rate.
+    # If these intervals have only a small part of the bytes, they do not show the training's rate.
+    # For example, they may be only the first and the last of the run.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -129,9 +132,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     """Returns the changes that, according to the simulator, would have saved at least 5 % of the
     run's time.
 
-    epochs : how many epochs the training has had, if it is known
-    compute : the rate at which the training reads while nothing delays it [bytes/s]; None if it is
-        not known
+    epochs : the number of epochs of the training; None if it is not known
+    compute : the rate at which the training reads if nothing delays it [bytes/s]; None if it is not
+        known
     """
     model = _Model(run, epochs, compute)
     if model.problem:
@@ -148,9 +151,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers if two conditions hold: on average, at least
-    half of the readers were waiting; and with half of them, the simulated run takes at most 5 %
-    longer."""
+    """Yields the advice to use half as many readers, under two conditions. First, at least half of
+    the readers were waiting, on average. Second, the simulated run with half of the readers takes
+    at most 5 % longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
@@ -220,7 +223,7 @@ class _Model:
         return max(BATCH * self._run.nodes, min(self._run.files, most))
 
     def machine(self) -> _Machine:
-        """The run as it was."""
+        """Returns the machine of the run as it was, without any change."""
         usable = tuple(t for t in self._run.report.tiers if t.usable and t.quota_bytes)
         policy = self._kept_policy()
         if policy == "hash" and self._run.is_planned:
@@ -230,7 +233,10 @@ class _Model:
         return _Machine(usable, max(1, self._run.readers), policy)
 
     def changes(self, now: _Machine) -> Iterator[tuple[str, _Machine]]:
-        """Yields possible changes: each as a sentence, and as the machine after the change."""
+        """Yields possible changes: for each, a sentence, and the machine with this change.
+
+        now : the machine without any change
+        """
         run, kept = self._run, self._kept_policy()
         size = run.bytes // run.nodes + run.files // run.nodes * 4096
         if run.report.prefetch == "none" and now.tiers:
@@ -251,8 +257,11 @@ class _Model:
             yield what, replace(now, policy="planned")
 
     def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
-        """Yields the change to a larger quota of the last tier, if the tier's file system has room
-        for it."""
+        """Yields the change that raises the quota of the last tier, if the tier's file system has
+        room for more copies.
+
+        size : how many bytes of copies a node needs room for
+        """
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)
         room = next(
@@ -274,7 +283,7 @@ class _Model:
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:
-        """The time of the whole run on a machine [s]."""
+        """Returns the simulated time of the whole run on a machine [s]."""
         result = simulate(self._scenario(machine), POLICIES[machine.policy])
         return result.total_seconds / self._scale
 
@@ -318,16 +327,16 @@ class _Model:
         yield (
             f"{counted(self._epochs, 'epoch')} of {counted(run.files, 'file')} of"
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
-            " order each time"
+            " order in each epoch"
         )
-        yield f"the source gives this node {_rate(self._source)}, the rate at which most bytes came"
+        yield f"the source gives this node {_rate(self._source)}, as it did for most of the bytes"
         if self._compute:
             how = "as given" if is_given else "as it did while copies gave nearly all bytes"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (
-                "the training computes nothing, so these are the largest gains possible; its own"
-                " speed is not known, because the source always delayed it (give --compute)"
+                "the training computes nothing, because its own speed is not known: the source"
+                " always delayed it; so the gains may be smaller than shown here (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
@@ -338,13 +347,13 @@ class _Model:
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])
             how = "the rate at which bytes came" if self._network else "which was not measured"
-            yield f"all {run.nodes} nodes are like this one, and the source gives each the same"
+            yield f"all {run.nodes} nodes are like this one, and have the same rate at the source"
             yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)
         yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
         yield (
-            f"{counted(run.readers, 'thread')} read at the same time, as far as the daemon saw,"
-            f" each {AHEAD * BATCH} files ahead of the training; decoding takes no time"
+            f"the daemon saw {counted(run.readers, 'thread')} read at the same time; each reads"
+            f" {AHEAD * BATCH} files ahead of the training, and decoding takes no time"
         )
 
 

@@ -1,7 +1,7 @@
 """The figures of `monarch report`, each with its numbers as a table.
 
-The drawings are SVG. Text and axes take the colour of the page's text, so that they can be read on
-a dark page and on a light one.
+The drawings are SVG. Text and axes have the colour of the page's text, so that they can be read on
+a dark page and on a light page.
 """
 
 import io
@@ -16,19 +16,19 @@ from monarch_py.arrays import Floats
 from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 
-# Width and height of a figure [inches], and its font size [points], chosen so that on a telephone
-# the labels are as large as the page's text.
+# SIZE: the width and the height of a figure [inches]. LETTERS: its font size [points]. With these
+# values, the labels are as large as the page's text on a telephone.
 SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes in a drawing. `_svg` replaces it by the colour of the page's text.
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
-# Identifiers that matplotlib numbers anew in each figure. They are removed, since nothing refers to
-# them.
+# Identifiers that matplotlib writes into a drawing. Two drawings on a page would have the same
+# ones, so they are removed. Nothing refers to them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 # Metadata that matplotlib would write into each drawing. `_svg` leaves it out.
 METADATA = ("Creator", "Date", "Format", "Type")
-# The width of the heat map [groups]: 2,000 groups are 40 rows.
+# How many groups of files a row of the heat map has. The largest report has 2,000 groups.
 ROW_GROUPS = 50
 
 
@@ -36,8 +36,9 @@ ROW_GROUPS = 50
 class Figure:
     """A figure of the page.
 
-    title : its heading;  text : what it shows, in a sentence;  svg : the drawing, "" without one
-    columns, rows : the numbers
+    title : the heading;  text : says what the figure shows
+    svg : the drawing; "" if there is none
+    columns, rows : the table with the numbers of the drawing
     """
 
     title: str
@@ -48,7 +49,10 @@ class Figure:
 
 
 def figures_of(run: Recorded, epochs: int | None = None) -> list[Figure]:
-    """The figures of a run. epochs : how many epochs it has had, if that is known"""
+    """Returns the figures of a run.
+
+    epochs : the number of epochs of the run; None if it is not known
+    """
     return [_throughput(run), _waits(run), _hit_ratios(run, epochs), _files(run)]
 
 
@@ -82,14 +86,15 @@ def _style() -> Any:
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a run of this length is shown [s], and its name."""
+    """Returns the unit of time for the figures of a run of this length: its seconds, and its
+    name."""
     if seconds < 600:
         return 1.0, "s"
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
 def _lines(run: Recorded, label: str, series: Mapping[str, Floats]) -> str:
-    """Draws series over the time of the run; each value stands for an interval."""
+    """Draws series over the time of the run. A series has a value for each interval of the run."""
     unit, name = _time_unit(run.length)
     with _style():
         drawing, axes = _drawing()
@@ -118,9 +123,11 @@ def _throughput(run: Recorded) -> Figure:
     if run.nodes > 1:
         series["other nodes"] = run.counted["bytes_from_peers"] / lengths / MIB
     text = (
-        "Bytes per second by origin: the sizes of files that programs opened as copies (the"
-        " kernel serves these reads, so they are not counted), and the bytes that this node read"
-        " from the source" + (" and from other nodes." if run.nodes > 1 else ".")
+        "Bytes per second by origin. For the source"
+        + (" and other nodes" if run.nodes > 1 else "")
+        + ", the figure shows the bytes that this node read. Reads of copies are not counted,"
+        " because the kernel serves them. So for copies, the figure shows the sizes of the files"
+        " that programs opened."
     )
     columns = ["from [s]", *(f"{name} [MiB/s]" for name in series)]
     svg = _lines(run, "MiB/s", series)
@@ -131,8 +138,8 @@ def _waits(run: Recorded) -> Figure:
     series = {"threads": run.counted["wait_seconds"] / np.diff(run.seconds)}
     total = run.totals["wait_seconds"]
     text = (
-        "The average number of threads that waited for a part of a copy that was being made"
-        f" ({total:,.1f} s in all). The time of reads that go to the source is not counted here."
+        "The average number of threads that waited for a part of a copy that was being made. They"
+        f" waited {total:,.1f} s in all. The time of reads from the source is not included."
     )
     svg = _lines(run, "waiting threads", series)
     return Figure("Stalls", text, svg, ["from [s]", "waiting threads"], _over_time(run, series))
@@ -182,8 +189,8 @@ def _files(run: Recorded) -> Figure:
     starts = np.arange(0, len(counts), width)
     group = "file" if counts.max() == 1 else f"group of up to {counts.max():,} files"
     text = (
-        f"Each cell is a {group}, row by row in the order of the names; the lighter it is, the more"
-        " of its bytes had a copy at the end. The table says in which tier."
+        f"Each cell is a {group}. The cells are sorted by name, row by row. The lighter a cell is,"
+        " the more of its bytes had a copy at the end of the run. The table says in which tier."
     )
     rows = []
     for row, start in enumerate(starts):
@@ -198,7 +205,10 @@ def _files(run: Recorded) -> Figure:
 
 
 def _heat_map(share: Floats, width: int) -> str:
-    """Draws cells, row by row. share : (n,) the share that each cell shows, 0 to 1"""
+    """Draws a heat map, row by row.
+
+    share : (n,) the value of each cell, from 0 to 1;  width : the number of cells in a row
+    """
     cells = np.full(-(-len(share) // width) * width, np.nan)
     cells[: len(share)] = share
     with _style():

@@ -13,8 +13,9 @@ from monarch_py.report.rates import Report
 # A dashboard of these metrics, for import into Grafana.
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
-# Counters from `totals`: the metric's name, its help, its label, and the field of `totals` for each
-# value of the label. A counter without a label has the label "" with the one value "".
+# The metrics that are made from `totals`. A row has the metric's name, its help, its label, and for
+# each value of the label the field of `totals`. If a metric has no label, its label is "" and the
+# only value of the label is "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
@@ -49,8 +50,8 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
         {"": "metadata_hits"},
     ),
 )
-# The gauges of each tier (TIER) and of each source (SOURCE): the field in the report, and the
-# metric's help.
+# The gauges of each tier (TIER) and of each source (SOURCE). Key: the field in the report. Value:
+# the metric's help.
 TIER = {
     "quota_bytes": "The most bytes that copies may take",
     "used_bytes": "Bytes that copies take",
@@ -127,7 +128,8 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 class _DaemonCollector(Collector):
-    """Asks for a report at each scrape. Without a report, `monarch_up` is 0 and the only metric."""
+    """Asks for a report each time Prometheus reads the metrics. Without a report, the only metric
+    is `monarch_up`, with the value 0."""
 
     def __init__(self, ask: Callable[[], Report | None]) -> None:
         self._ask = ask

@@ -18,8 +18,7 @@ NEEDED = ("jinja2", "matplotlib")
 
 
 def check_packages() -> None:
-    """Checks that the packages that draw the page are installed. Raises MonarchError if one is
-    missing."""
+    """Raises MonarchError if a package that the page needs is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         packages = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ def check_packages() -> None:
 def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
     """The page, as HTML. Call `check_packages` first.
 
-    epochs : how many epochs the run has had, if that is known
+    epochs : the number of epochs of the run; None if it is not known
     """
     from jinja2 import Environment, StrictUndefined
 

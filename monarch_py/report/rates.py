@@ -8,13 +8,14 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates between two reports of a daemon. All are per second, except `hit_ratio` and
+    """The rates between two reports of a daemon. They are per second, except `hit_ratio` and
     `waiting`.
 
     opens, hits : opens of dataset files, and how many of them got a copy
     tier_bytes : the sizes of the files whose opens got a copy
-    fill_bytes, program_bytes : bytes read at the sources by fills, and by programs themselves
-    peer_bytes, served_bytes : bytes that came from other nodes, and that went to them
+    fill_bytes : bytes that fills read from the sources
+    program_bytes : bytes that programs read from the sources themselves
+    peer_bytes, served_bytes : bytes that came from other nodes, and bytes that went to other nodes
     filled_bytes : the sizes of the copies that were finished
     waits : reads that waited for a part of a copy
     waiting : how many threads of programs were waiting for a copy, on average
@@ -38,8 +39,8 @@ class Rates:
 
     @classmethod
     def between(cls, before: Report | None, after: Report) -> "Rates":
-        """Returns the rates from one report to a later one. All rates are 0 if there is no earlier
-        report of the same daemon: nobody then knows in which time the events were counted."""
+        """Returns the rates between two reports. If there is no earlier report of the same daemon,
+        all rates are 0, because the time between the reports is then not known."""
         if before is None or before["pid"] != after["pid"]:
             return cls()
         seconds = float(after["uptime_seconds"] - before["uptime_seconds"])
@@ -68,7 +69,7 @@ def _served(report: Report) -> float:
 
 
 def left_bytes(source: Report) -> int:
-    """Returns the bytes of a source's files that have no copy and may get one.
+    """Returns the total size of a source's files that have no copy and may get one.
 
     source : the source's part of a report
     """

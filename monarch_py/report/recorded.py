@@ -20,14 +20,13 @@ from monarch_py.errors import MonarchError
 
 # The schema of docs/status.md that this module reads.
 SCHEMA = 1
-# A file larger than this [bytes] is not a report: even the report of a million files has only
-# 0.2 MB.
+# A file larger than this [bytes] is not a report. The report of a million files has only 0.2 MB.
 MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# The most epochs that are derived from the opens. If the opens suggest more, programs do not open
-# each file once an epoch, and the number of epochs is not known.
+# The number of epochs may be derived from the number of opens. If the result is larger than
+# MOST_EPOCHS, programs do not open each file once an epoch. The number of epochs is then not known.
 MOST_EPOCHS = 1000
 
 # The largest number of readers that a report may have. No daemon sees that many threads.
@@ -59,12 +58,12 @@ class Source(Struct):
 
     @property
     def served(self) -> tuple[int, int]:
-        """The files that may have copies, and their sizes [bytes]."""
+        """The number of files that may have copies, and their total size [bytes]."""
         excluded = self.bypass.get("excluded", 0), self.bypass_bytes.get("excluded", 0)
         return max(0, self.files - excluded[0]), max(0, self.bytes - excluded[1])
 
 
-# The counters that are used, see `totals` in docs/status.md.
+# The values of counters by name, see `totals` in docs/status.md.
 Totals = dict[str, Count]
 # Columns of numbers, one for each counter.
 Columns: Any = msgspec.defstruct("Columns", [(name, list[Count]) for name in COUNTED])
@@ -120,7 +119,7 @@ class _Report(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: its length [s], its opens, and how many of them got a copy."""
+    """One epoch: its length [s], the number of opens, and how many opens got a copy."""
 
     seconds: float
     opens: float
@@ -163,8 +162,8 @@ class Recorded:
         }
 
     def _sum(self, name: str, is_after: Any) -> Floats:
-        """The increase of the counter `name` from the beginning of the run to each of the times
-        `_at`."""
+        """Returns by how much the counter `name` has increased since the beginning of the run, at
+        each of the times `_at`."""
         report = self.report
         column, gained = np.array(getattr(report.history, name)), self.totals[name]
         first = report.totals[name] - gained
@@ -177,12 +176,12 @@ class Recorded:
 
     @property
     def files(self) -> int:
-        """The files that may have copies."""
+        """The number of files that may have copies."""
         return sum(source.served[0] for source in self.report.sources)
 
     @property
     def bytes(self) -> int:
-        """The sum of the sizes of `files`."""
+        """The total size of the files that may have copies."""
         return sum(source.served[1] for source in self.report.sources)
 
     @cached_property
@@ -193,24 +192,24 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the daemon followed a plan, from which it knew the epoch."""
+        """Whether the history has epochs. It has them if the daemon followed a plan."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. With `given`, all epochs have equally many opens.
-        Otherwise the plan defines the epochs. Without a plan, an epoch is `files` / `nodes` opens.
-        The list is empty if no file was opened, or if the opens suggest more than MOST_EPOCHS
-        epochs.
+        """Returns the epochs of the run. If `given` is set, there are so many epochs, with equally
+        many opens each. Otherwise the plan defines the epochs. If there is no plan either, an epoch
+        has `files` / `nodes` opens. Returns an empty list if no file was opened, or if there would
+        be more than MOST_EPOCHS epochs.
 
-        given : how many epochs the training has had
+        given : the number of epochs, if the user knows it
         """
         opens, at = self._sums["opens"], self._at
         if given is None and self.is_planned:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # An epoch ends at the first point of the history that belongs to the next epoch,
-            # because a point counts the opens that were made before it.
+            # A point of the history counts the opens before it. So an epoch ends at the first point
+            # that belongs to the next epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
@@ -225,8 +224,8 @@ class Recorded:
 
 
 def load(file: Path) -> Recorded:
-    """The report in a file, or on standard input for `-`. Raises MonarchError, with one sentence
-    that names the file, if the file is not a report that can be used."""
+    """Reads the report in a file; `-` is standard input. Raises MonarchError, which names the file,
+    if the file is not a report that can be used."""
     try:
         if str(file) == "-":
             text = sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -247,8 +246,7 @@ def load(file: Path) -> Recorded:
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Checks that a JSON document is a report with a history. If it is not one, raises
-    MonarchError, which says what the document is or what it lacks."""
+    """Raises MonarchError if a JSON document is not a report, or is a report without a history."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
         raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:
@@ -263,8 +261,8 @@ def _check_kind(file: Path, found: Any) -> None:
 
 
 def _check_columns(report: _Report) -> None:
-    """Checks that the parts of a report fit together. Raises ValueError if, for example, columns
-    that belong together have different lengths, or a counter decreases."""
+    """Raises ValueError if the parts of a report do not fit together. For example, columns of one
+    table have different lengths, or a counter decreases."""
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
     others: list[list[Any]] = [history.epoch, history.readers, history.memory_bytes]

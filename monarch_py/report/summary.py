@@ -1,6 +1,6 @@
 """The summary of `monarch run`: what Monarch gained, what the source served, and what to change.
 
-Its lines have at most 80 columns.
+The summary's lines have at most 80 characters.
 """
 
 import re
@@ -19,12 +19,14 @@ NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
 def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a daemon has counted between two of its reports, or since its start if there is
-    no earlier report of this daemon.
+    """Returns what a daemon has counted between two of its reports. If there is no earlier report
+    of this daemon, returns what it has counted since its start.
 
-    The result has the keys totals (as in a report), staged (copies made in the staging area),
-    served_bytes (bytes sent to other nodes) and begun_seconds (the time from the daemon's start to
-    the earlier report).
+    The result is a dictionary:
+    totals : as in a report
+    staged : how many copies were made in the staging area
+    served_bytes : bytes that were sent to other nodes
+    begun_seconds : the time from the daemon's start to the earlier report
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 
@@ -145,7 +147,8 @@ def unused(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """Returns a text for each reason why files were not copied, except for missing room."""
+    """Returns a text for each reason why files were not copied. `_no_room` has the text for the
+    reason "no_room"."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon examined them",
@@ -170,12 +173,14 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """Returns a hint on how to make room for `files` more files of `size` bytes together; "" if no
-    tier can be used."""
+    """Returns a hint that says how to make room for more files; "" if no tier can be used.
+
+    files, size : the number of these files, and their total size [bytes]
+    """
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # The last tier is the slowest and is filled last, so its quota is the one to raise. A copy
+    # Advise a larger quota for the last tier, because it is the slowest and is filled last. A copy
     # takes whole blocks of 4096 bytes.
     tier, needed = usable[-1], size + files * 4096
     quota = rounded_up(tier["used_bytes"] + needed)
@@ -188,7 +193,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
 
 
 def room_bytes(report: dict[str, Any]) -> int:
-    """Returns how much the tiers can still take if nothing is evicted [bytes]."""
+    """Returns how many bytes of new copies the tiers have room for if nothing is evicted."""
     return sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
 
 

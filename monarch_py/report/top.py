@@ -14,19 +14,20 @@ from rich.text import Text
 from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.units import counted, format_size
 
-# The rate of fills is averaged over this time [s], to estimate how long the remaining fills take.
+# The view estimates how long the remaining fills take. For this, it averages the rate of fills over
+# this time [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# Widths [columns]. NEEDED_WIDTH : the width of all columns of a table with bars, except the column
-# of names. LEAST_NAME : the least width of the column of names.
+# Widths in a table with bars [characters]. LEAST_NAME : the least width of the column of names.
+# NEEDED_WIDTH : the width of all other columns together.
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
 
 
 class View:
-    """Makes the frames of the view. A frame shows the daemon's latest report, and the rates between
-    the previous report and this one."""
+    """Makes the frames of the view. A frame shows the latest report of the daemon, and the rates
+    since the report before it."""
 
     def __init__(self) -> None:
         self._reports: deque[Report] = deque()
@@ -48,9 +49,9 @@ class View:
         self._open = rows
 
     def frame(self, width: int) -> RenderableType:
-        """Returns the present frame. Call `take` first.
+        """Returns the frame for the latest report. Call `take` first.
 
-        width : of the screen [columns]
+        width : the screen's width [characters]
         """
         report = self._reports[-1]
         now = Rates.between(self._reports[-2] if len(self._reports) > 1 else None, report)
@@ -110,10 +111,10 @@ def _grid(columns: int) -> Table:
 
 
 class _Shares:
-    """A table with a column of names, a column of bars, and further columns of numbers. The bars
-    are left out on a screen that is too narrow for both bars and numbers.
+    """Builds a table with a column of names, a column of bars, and columns of numbers. If the
+    screen is too narrow for all of them, the table has no bars.
 
-    table : what is shown;  width : of the screen [columns]
+    table : the table;  width : the screen's width [characters]
     """
 
     def __init__(self, title: str, columns: Sequence[str], width: int) -> None:
@@ -128,7 +129,7 @@ class _Shares:
             self.table.add_column(column, justify="right", no_wrap=True)
 
     def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
-        """Adds a row. part, whole : the bar shows part as a share of whole"""
+        """Adds a row. Its bar shows how much of `whole` the value `part` is."""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
         name = _short(name, self._name_width)
@@ -136,11 +137,8 @@ class _Shares:
 
 
 def _short(name: str, width: int) -> str:
-    """Returns the name. If it is too long, returns only its end, because names differ most at their
-    ends.
-
-    width : the most columns
-    """
+    """Returns the name if it has at most `width` characters. Otherwise returns only its end,
+    because names differ most at their ends."""
     return name if len(name) <= width else "…" + name[1 - width :]
 
 
@@ -177,7 +175,8 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
 
 
 def _programs(rows: Iterable[dict[str, Any]]) -> Table:
-    """Returns a table of the processes with the most open files, and of what serves these files."""
+    """Returns a table of the processes that have the most files open. The table also says what
+    serves these files."""
     served: dict[tuple[int, str], Counter[str]] = {}
     latest: dict[tuple[int, str], str] = {}
     for row in rows:

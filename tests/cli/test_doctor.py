@@ -168,7 +168,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
         "level": "warning",
         "what": "configuration",
         "found": f"{session.config} names no dataset",
-        "hint": "set MONARCH_SOURCE=/the/dataset to check it as well",
+        "hint": "set MONARCH_SOURCE=/the/dataset to have the dataset checked too",
     }
     assert findings["tier (ssd)"]["level"] == "ok"
     assert "daemon" not in findings
@@ -256,7 +256,7 @@ def test_no_daemon_is_no_fault(session: Session) -> None:
     status, findings = examined(session)
     daemon = findings["daemon"]
     assert (status, daemon["level"], daemon["hint"]) == (0, "note", "")
-    assert daemon["found"].startswith("none runs; `monarch run` starts one")
+    assert daemon["found"].startswith("no daemon runs; `monarch run` starts one")
     assert f"{daemon['found']}\n" in session.monarch("doctor").stdout
 
 
@@ -264,7 +264,7 @@ def test_a_daemon_that_was_killed_is_a_problem(served: Session) -> None:
     served.kill()
     status, findings = examined(served)
     assert (status, findings["daemon"]["level"]) == (1, "problem")
-    assert findings["daemon"]["found"].startswith("the last one was killed or crashed")
+    assert findings["daemon"]["found"].startswith("the last daemon was killed or crashed")
 
 
 def test_a_configuration_that_cannot_work_is_a_problem(monarch: Monarch, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.hint == (
-        "the memory (cgroup) leaves 1 MiB now; copies can take no more, whatever the quota"
+        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) has no more free"
     )
 
 

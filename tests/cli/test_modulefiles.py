@@ -369,7 +369,9 @@ def test_a_site_without_a_configuration_is_told(cluster: Cluster) -> None:
     assert done.returncode == 0
     assert "MONARCH_SITE_CONFIG" not in done.stdout
     site = prefix / "etc/monarch/site.yaml"
-    said = f"monarch: warning: the module names no configuration of the site; write {site}, then "
+    said = (
+        f"monarch: warning: the modulefile names no configuration of the site; write {site}, then "
+    )
     assert done.stderr.startswith(said)
 
 

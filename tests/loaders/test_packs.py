@@ -418,7 +418,7 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     done = monarch(root, "-o", pack, "--index-only")
     assert done.returncode == 1
     assert done.stdout.startswith("7 of 8 files, ")
-    assert done.stderr == "monarch: warning: left out, since it differs: a/0\n"
+    assert done.stderr == "monarch: warning: left out, because it differs from the tar: a/0\n"
     done = monarch(tmp_path / "none", "-o", pack)
     assert done.returncode == 2
     assert done.stderr.startswith(f"monarch: '{tmp_path}/none' is not a directory; see")
