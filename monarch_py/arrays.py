@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.native import ffi
 
-# Numpy arrays with one type of elements. `Ids` are indices of entries in the catalog.
+# A type of numpy array for each type of elements. `Ids` are indices of entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

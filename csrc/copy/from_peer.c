@@ -52,10 +52,10 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get this block from the source at once, instead of waiting for
- * the peer. Only the last block can be too early to ask for, and only in two cases. First, a peer
- * was already late with this block. Second, more than NEAR_END blocks are missing on this node, so
- * the peer's own copy is probably incomplete too. */
+/* Returns whether a reader should get this block from the source at once, because it is too early
+ * to ask the peer for it. That happens only with the last block, in two cases. First, a peer was
+ * already late with it. Second, more than NEAR_END blocks are missing on this node, so the peer's
+ * own copy is probably incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);

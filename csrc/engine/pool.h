@@ -101,8 +101,8 @@ struct pool {
     struct fill *fills; /* unfinished fills, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
     struct late late[2];                 /* [0] normal orders, [1] orders for files in use */
-    /* Number of orders whose results Python has not taken: [0] normal orders, [1] orders for files
-     * in use, each by way. PAGE_INs are not counted. */
+    /* Number of orders whose results Python has not taken, without PAGE_INs. The first index is 0
+     * for normal orders and 1 for orders for files in use, the second is an enum monarch_way. */
     uint64_t pending[2][MONARCH_WAYS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask it first */

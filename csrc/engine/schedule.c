@@ -237,7 +237,7 @@ static void put_aside(struct late *late, struct job *job) {
 }
 
 /* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * passes over a peer only if threads work for this peer, and there are few threads. */
+ * skips only peers for which threads work, so no more peers than there are threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {

@@ -1,5 +1,5 @@
-/* The daemon's side of listings: makes a listing of each directory's names, and checks whether a
- * directory still has the names of its listing. */
+/* The daemon's side of listings. A listing names what a directory contains. This file makes the
+ * listings, and checks whether a directory still contains what its listing names. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -35,7 +35,7 @@ LOST, FOUND_AGAIN = 0.3, 0.5
 # The front is limited to about SEEN times the number of places seen, because accesses of other
 # programs can move the front too.
 SEEN = 4
-# Stands for the distance to a use that is not known; larger than every known distance.
+# The distance to the next use of a unit if no next use is known; larger than every known distance.
 NOT_SOON = np.iinfo(np.int64).max
 
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)

@@ -180,8 +180,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* Counts how much was read of files without an entry. Each slot is for one descriptor. If two
- * descriptors share a slot, the earlier descriptor is forgotten. */
+/* Counts how much was read of files without an entry. A slot counts for one descriptor at a time:
+ * if another descriptor has the same slot, the earlier one is forgotten. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;

@@ -24,9 +24,9 @@ void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 /* Call this after a stream was opened on a copy, if the open had to wait for the copy. Remembers
  * the stream, so that monarch_progress_end can find out how far the stream was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
-/* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. The library has not
- * seen the stream's reads. If the descriptor's offset is at the end of the file, the file counts as
- * read to its end. */
+/* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. Because the library
+ * does not see a stream's reads, this function looks at the descriptor's offset: if the offset is at
+ * the end of the file, the file counts as read to its end. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
