@@ -25,8 +25,8 @@ void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
  * the stream, so that monarch_progress_end can find out how far the stream was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. Because the library
- * does not see a stream's reads, this function looks at the descriptor's offset: if the offset is at
- * the end of the file, the file counts as read to its end. */
+ * does not see a stream's reads, this function looks at the descriptor's offset: if the offset is
+ * at the end of the file, the file counts as read to its end. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
