@@ -9,8 +9,9 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How often in a row a peer may answer TIMEOUT before the next peer is asked. A live peer answers
- * TIMEOUT if it waits for the source itself and gets nothing within 0.6 s. */
+/* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
+ * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
+ * gets nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* for bytes that a reader waits for */
 #define TRIES 8       /* for all other bytes, which can wait longer */
 /* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the

@@ -146,8 +146,7 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
-/* Writes into the catalog, where programs see it too, whether this node fills each file from the
- * source, from another node, or not at all. */
+/* Writes each file's home into the catalog, where programs see it too (monarch_set_home). */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

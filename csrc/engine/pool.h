@@ -53,8 +53,7 @@ struct grant {
 enum monarch_role {
     /* all work of the thread's way (from the sources, or from peers), except PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for. A thread also looks for such work between two parts of other
-     * work */
+    /* only work that readers wait for; what a thread looks for between two parts of other work */
     MONARCH_DOES_DEMANDS = 2,
     /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
      * this role. So a tier that hangs cannot block the other half. */

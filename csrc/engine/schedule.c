@@ -101,9 +101,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* Answer this demand if its unit is done. The thread that claimed the unit has answered the
-     * unit's readers already, perhaps before this demand was made. Also answer a demand for a unit
-     * that no map has. */
+    /* Answer this demand if its unit is done. The thread that claimed the unit answers its readers
+     * only once, when the unit is done, which may have been before this demand was made. Also
+     * answer a demand for a unit that no map has. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);

@@ -39,8 +39,8 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
                       needed */
-    /* the grant does not cover the file: policy must order the fill, or add the file to the
-     * catalog */
+    /* policy must order the fill, or add the file to the catalog: the grant does not cover the
+     * file, the catalog or the list of placed files is full, or an older copy must go first */
     MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,

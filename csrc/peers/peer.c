@@ -27,7 +27,7 @@
 /* A thread that waits for a slot goes on without one when no large answer has come for this long
  * [ns], because the threads that have the slots may be waiting for the peer's source. It goes on
  * after twice this time in any case. SLOT_NS and the time limit for an answer's first byte add up
- * to less than 2 s, because a reader should read the source itself after 2 s. */
+ * to less than 2 s, the longest that a reader should wait before it reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL

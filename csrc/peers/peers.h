@@ -22,8 +22,8 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* the most threads, and the most connections */
     /* a connection without a request for this long is closed */
     uint32_t idle_ms;
-    /* a connection with an unfinished request is closed if its peer neither sends nor receives for
-     * this long */
+    /* a connection is closed if a request is not complete this long after its first byte, or if the
+     * peer takes no byte of an answer for this long */
     uint32_t stall_ms;
     /* an answer that has waited this long for bytes that are not there yet ends with COMING or
      * TIMEOUT */

@@ -16,8 +16,8 @@
  * readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
- * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, because a
- * reader on the peer's node should read the source itself after 2 s. */
+ * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, the
+ * longest that a reader on the peer's node should wait before it reads the source itself. */
 #define STUCK_NS 1000000000ULL
 /* The most times that is_meant reads a file's attributes. It reads them again if they changed
  * during the read. */

@@ -55,8 +55,8 @@
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
 #define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
-/* Number of ranks of a node that are counted and served separately. Rank 0 stands for all processes
- * that belong to no rank. */
+/* Number of ranks of a node that are counted and served separately. Number 0 stands for all
+ * processes that belong to no rank; rank n of the launcher has number n + 1. */
 #define MONARCH_RANKS 128
 
 /* Number of slots for claims. A claim says that a program is reading a file at the source. If two

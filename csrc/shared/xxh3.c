@@ -234,8 +234,8 @@ static int has_avx2(void) {
 }
 #endif
 
-/* Hashes many blocks, with AVX2 if the processor has it. Only streams call this function: they hash
- * whole files, and other inputs are too short to gain from AVX2. */
+/* Hashes many blocks, with AVX2 if the processor has it. Only streams call this function, because
+ * only they hash whole files. */
 static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
 #ifdef __SSE2__
     if (has_avx2()) {

@@ -250,8 +250,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Whether the library should find out where the first `n` bytes of `path` lead. It should not if
- * the table already has an entry for them, unless that entry is due for a check. It also should not
- * if the path's text leads into a source, or if a relative path may lead into a source. */
+ * the table already has an entry for them, except one that says "elsewhere" and is due for a check.
+ * It also should not if the path's text leads into a source, or if a relative path may lead into a
+ * source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

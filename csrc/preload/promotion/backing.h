@@ -24,9 +24,10 @@ int monarch_backing_fd(int fd);
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. fcntl does this before a lease: the lease must be on the source's file, and the signal that
- * announces the end of the lease reports the number of the program's own descriptor. Returns 0 if
- * the process can open no further descriptor. */
+ * file. fcntl calls this function for F_SETLEASE, F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing
+ * descriptor would not do: these settings last beyond the call, and their signal must report the
+ * number of the program's own descriptor. Returns 0 if the process can open no further
+ * descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
