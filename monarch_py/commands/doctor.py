@@ -144,8 +144,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
         if room < tier.quota_bytes:
             limit = "memory (cgroup)" if room < free else "disk"
             hint = (
-                f"copies get at most {format_size(room)} now, whatever the quota: the {limit} has"
-                " no more free"
+                f"copies get at most {format_size(room)} now, whatever the quota: the {limit}"
+                " leaves no more room"
             )
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):

@@ -47,7 +47,7 @@ class Outcome:
     report : the daemon's status after the command; None if there is none
     problem : why the command ran without a daemon, or why it could not run; "" if it ran with one
     before : the daemon's status before the command; None if there is none
-    lost : why `report` is None although a daemon served the command; "" otherwise
+    lost : why the daemon's report after the command is missing or incomplete; "" if it is complete
     """
 
     exit_status: int

@@ -92,8 +92,8 @@ class PathSelection:
         return None
 
     def _take(self, place: Place, text: str, catalog: CatalogReader) -> bool:
-        """Selects the file or directory at a place. Returns False if the catalog has no entry for
-        it."""
+        """Selects the file or directory at a place. Returns False if the catalog has no file or
+        directory there."""
         source, path = place
         if not path:
             self._directories[place] = text

@@ -91,8 +91,8 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
     also compares each copy with its source file. Removes the copies that differ.
 
     If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
-    Otherwise the copies on persistent tiers are checked. Raises TierError if the daemon of another
-    configuration holds a persistent tier.
+    Otherwise the copies on persistent tiers are checked. Raises TierError if a process holds a
+    persistent tier, such as the daemon of another configuration, or one that does not answer.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)

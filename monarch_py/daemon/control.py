@@ -63,7 +63,7 @@ class Control:
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # The commands for which the loop pauses between two iterations.
+        # The commands that run as a whole between two iterations of the loop, in `deciding`.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -77,7 +77,8 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
-        # The commands for which the loop does not pause.
+        # The commands that run beside the loop. They enter `deciding` themselves, and only for the
+        # parts that need it: their other parts may wait for a file system or another node.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -263,8 +264,8 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The loop does not wait for this command,
-        because the file system of an open file may hang."""
+        """Returns the files that programs have open. The loop does not wait while these files
+        are examined, because their file system may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}

@@ -37,7 +37,7 @@ def _regular_files(
         examine the descriptor
     """
     # Paths are strings here, because Path objects would take three times as long. The daemon's
-    # start waits for this function, which examines the descriptors of all processes.
+    # start waits until this function has been called for each process (`writers`).
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")

@@ -274,9 +274,9 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """Returns the number of a daemon's first copy: the microseconds since 1970. The daemon
-        counts up from there, and makes fewer than a million copies a second. So the copies of
-        earlier daemons all have smaller numbers."""
+        """Returns the least number of a daemon's first copy: the microseconds since 1970. Daemons
+        make fewer than a million copies a second. So the copies of earlier daemons have smaller
+        numbers, unless the clock was set back (`Filler.first_copy` sees to that)."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------

@@ -464,7 +464,7 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.hint == (
-        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) has no more free"
+        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) leaves no more room"
     )
 
 

@@ -77,8 +77,9 @@ class Filler:
         # `PlanManager` replaces this function. It returns the time until the next use of each file
         # [s]; infinity where that is not known.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
-        # `DirectoryPrefetch` replaces the next two functions. The first drops copies to make room
-        # for files that programs use, and returns the files for which there will be room.
+        # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
+        # functions. The first drops copies to make room for files that programs use, and returns
+        # the files for which there will be room.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
         # The second returns those files among `ids` that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]

@@ -40,7 +40,7 @@ class RouteChooser:
 
     chooses : whether fills use the faster of a node and the source. If not, fills use the nodes
         that have the file, as long as these nodes answer
-    chosen : how many fills have read the source so far although a node has the file
+    chosen : for how many fills the source was chosen so far although a node has the file
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class PlacementTask:
         if not is_placeable(members, len(ids)):
             log.warning(
                 "%d nodes and %d files are too many to choose the nodes of each file by its uses:"
-                " hashes choose the nodes, and the plan only determines the order of fetches",
+                " hashes choose the nodes, and files are still fetched in the plan's order",
                 members,
                 len(ids),
             )

@@ -7,8 +7,9 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# The largest number of predicted times that are copied in memory at once. `share_threads` gets all
-# steps of an epoch at once, so it tries only a part of the windows together.
+# The largest number of predicted times that are copied in memory at once. A simulation
+# passes all steps of an epoch to `share_threads` at once, which then tries only a part of the
+# windows together.
 TOGETHER = 1 << 18
 
 
