@@ -89,29 +89,11 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
  * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
  * memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
-/* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
- * descriptor of the source's root. */
-int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
 /* Removes a directory's listing from where readers find it. Does nothing if `directory` is -1. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
  * know the directory. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
-/* Reads the fields of statx that are the same for all files below `root`. The source is asked only
- * if the kernel no longer trusts its cached attributes of `root`. */
-void monarch_read_masks(int root, struct monarch_filesystem *f);
-/* Reads what statx and statfs report of the file system of `root`. The call may wait for the
- * source, because statfs always asks the source. */
-void monarch_read_filesystem(int root, struct monarch_filesystem *f);
-/* Compares directories of a source in the catalog with the source itself, from entry *at on, until
- * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
- * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
- * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
- * listing. Moves *at to the entry where the next call goes on. Returns how many directories it has
- * newly marked. */
-uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
-                                     const struct monarch_source *source, unsigned number, int root,
-                                     int is_listed, uint64_t *at, uint64_t max);
 
 /* --- finding entries: find.c ------------------------------------------------------------------ */
 
@@ -158,9 +140,6 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 /* Moves a directory, and the directories above it, to the front of those still to be listed.
  * is_deep: also moves the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
-/* Does what monarch_stat_entry does, and passes `flags` to statx. */
-int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
-                        struct monarch_entry *e, char *target, uint64_t target_bytes);
 /* Lets the scan skip files that the catalog already has with the same name and inode number. The
  * scan skips a file only if the file's directory has not changed since `since_ns` [CLOCK_REALTIME],
  * a time at which the catalog had no files yet. For a file that a client is reading now, the scan
@@ -189,12 +168,23 @@ uint64_t monarch_scan_up(const struct monarch_scan *s);
  * `limit_ms`, because the source does not answer, returns their number and frees nothing. */
 int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
 
+/* --- looking at a source: look.c -------------------------------------------------------------- */
+
 /* Reads the attributes of the file at `path`, relative to `root`, into *e. `target` gets the target
  * of a link. Returns 0 or -errno. */
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes);
+/* Does what monarch_stat_entry does, and passes `flags` to statx. */
+int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
+                        struct monarch_entry *e, char *target, uint64_t target_bytes);
+/* Reads the fields of statx that are the same for all files below `root`. The source is asked only
+ * if the kernel no longer trusts its cached attributes of `root`. */
+void monarch_read_masks(int root, struct monarch_filesystem *f);
+/* Reads what statx and statfs report of the file system of `root`. The call may wait for the
+ * source, because statfs always asks the source. */
+void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 
-/* --- comparing: compare.c -------------------------------------------------------------------- */
+/* --- comparing with a source: compare.c, revalidate.c ----------------------------------------- */
 
 /* Result of comparing a file or directory of the catalog with the source: the source has the same
  * version, another one, or none. If the source does not answer, the result is MONARCH_SAME. */
@@ -206,6 +196,18 @@ enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
                          const uint64_t *ids, int threads, uint64_t ops_per_s, uint64_t limit_ns,
                          uint8_t *found, struct monarch_entry *fresh);
+/* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
+ * descriptor of the source's root. */
+int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
+/* Compares directories of a source in the catalog with the source itself, from entry *at on, until
+ * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
+ * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
+ * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
+ * listing. Moves *at to the entry where the next call goes on. Returns how many directories it has
+ * newly marked. */
+uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
+                                     const struct monarch_source *source, unsigned number, int root,
+                                     int is_listed, uint64_t *at, uint64_t max);
 
 /* --- copying: engine.c ----------------------------------------------------------------------- */
 

@@ -56,17 +56,6 @@ static void put_inode(struct monarch_catalog *c, const struct monarch_entry *e, 
     c->inodes_used++;
 }
 
-/* Adds a slot to the index of copies. The slot's upper half is the lower half of the hash; its
- * lower half is the entry's number + 1. */
-void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
-    uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
-    uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
-    while (slots[i])
-        i = monarch_next_slot(c, i);
-    __atomic_store_n(&slots[i], hash << 32 | (id + 1), __ATOMIC_SEQ_CST);
-    c->copies_used++;
-}
-
 static void put_path(struct monarch_catalog *c, const struct monarch_entry *e, uint64_t id) {
     uint64_t i = monarch_first_path_slot(e->hash, c->slots);
     while (monarch_path_slot(c, i)->place)

@@ -18,8 +18,8 @@ from monarch_py.cli.options import (
 from monarch_py.cli.screen import print_table
 from monarch_py.config.layers import read_layers, read_user_file
 from monarch_py.config.schema import Config
-from monarch_py.document.keys import schema as json_schema
 from monarch_py.errors import ConfigError
+from monarch_py.yaml_files.keys import schema as json_schema
 
 
 @click.group(short_help="Help with writing a configuration.")

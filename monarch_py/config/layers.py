@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from monarch_py.config.schema import Config, SourceConfig, TierConfig
-from monarch_py.document.keys import Keys, all_declared, declared, read_given
-from monarch_py.document.nodes import Document, Spot, Way, load_document
 from monarch_py.errors import ConfigError
+from monarch_py.yaml_files.keys import Keys, all_declared, declared, read_given
+from monarch_py.yaml_files.nodes import Document, Spot, Way, load_document
 
 # The variables that name the user's file, the site's file, and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from monarch_py.config.layers import ASK
 from monarch_py.config.schema import Config
-from monarch_py.document.nodes import Spot
 from monarch_py.util.units import format_size
+from monarch_py.yaml_files.nodes import Spot
 
 
 def within_limits(config: Config, top: Spot) -> Config:

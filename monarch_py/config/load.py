@@ -26,10 +26,10 @@ from monarch_py.config.schema import (
     Config,
     TierConfig,
 )
-from monarch_py.document.keys import missing
-from monarch_py.document.nodes import Spot
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB, TIB, format_size
+from monarch_py.yaml_files.keys import missing
+from monarch_py.yaml_files.nodes import Spot
 
 # The hint for a missing dataset. It does not suggest creating the directory, because an empty
 # directory would hide that the file system is not mounted.

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from monarch_py.document.keys import Keys, read_as
-from monarch_py.document.nodes import load_document
-from monarch_py.document.values import Rate
+from monarch_py.yaml_files.keys import Keys, read_as
+from monarch_py.yaml_files.nodes import load_document
+from monarch_py.yaml_files.values import Rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from msgspec import Meta
 
 from monarch_py.config.patterns import checked_glob
 from monarch_py.config.performance import Performance
-from monarch_py.document.keys import DERIVED, Key, Keys
-from monarch_py.document.values import (
+from monarch_py.util.units import GIB, KIB, MIB, parse_size
+from monarch_py.yaml_files.keys import DERIVED, Key, Keys
+from monarch_py.yaml_files.values import (
     NUMBER,
     SIZE_HINT,
     TEXT,
@@ -33,7 +34,6 @@ from monarch_py.document.values import (
     shown_size,
     words,
 )
-from monarch_py.util.units import GIB, KIB, MIB, parse_size
 
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB

@@ -10,9 +10,9 @@ import yaml
 from monarch_py.config.layers import Layer, Layers
 from monarch_py.config.limits import lowered
 from monarch_py.config.schema import Config
-from monarch_py.document.keys import Declared, Keys, all_declared, declared
-from monarch_py.document.nodes import Spot, Way
 from monarch_py.util.units import GIB, KIB, MIB, TIB
+from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
+from monarch_py.yaml_files.nodes import Spot, Way
 
 DEFAULT = "default"
 # The names of keys that belong in an inner mapping of a configuration, such as `tuning`. The value

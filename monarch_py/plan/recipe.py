@@ -11,9 +11,18 @@ import numpy as np
 import yaml
 from msgspec import Meta
 
-from monarch_py.document.keys import Key, Keys, declared, missing, read_as
-from monarch_py.document.nodes import Spot, load_document
-from monarch_py.document.values import (
+from monarch_py.errors import ConfigError
+from monarch_py.plan.index import GRAINS, Index
+from monarch_py.plan.loader import SPLITS, Loader
+from monarch_py.plan.plan import DEFAULT_RANGE_BYTES, Plan, PlanPart
+from monarch_py.plan.samplers import MAX_SAMPLES, SAMPLERS, Sampler, read_indices
+from monarch_py.plan.samplers._dali import READERS
+from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
+from monarch_py.plan.schedule import MOST_CAP
+from monarch_py.plan.timeline import MAX_NODES
+from monarch_py.yaml_files.keys import Key, Keys, declared, missing, read_as
+from monarch_py.yaml_files.nodes import Spot, load_document
+from monarch_py.yaml_files.values import (
     MOST_NUMBER,
     NUMBER,
     TEXT,
@@ -24,15 +33,6 @@ from monarch_py.document.values import (
     path,
     words,
 )
-from monarch_py.errors import ConfigError
-from monarch_py.plan.index import GRAINS, Index
-from monarch_py.plan.loader import SPLITS, Loader
-from monarch_py.plan.plan import DEFAULT_RANGE_BYTES, Plan, PlanPart
-from monarch_py.plan.samplers import MAX_SAMPLES, SAMPLERS, Sampler, read_indices
-from monarch_py.plan.samplers._dali import READERS
-from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
-from monarch_py.plan.schedule import MOST_CAP
-from monarch_py.plan.timeline import MAX_NODES
 
 T = TypeVar("T")
 
@@ -81,8 +81,8 @@ class SamplerKeys(Keys):
     kind : the kind of sampler
     seed : the seed of the sampler's generator
     shuffle : DistributedSampler's argument
-    drop_last : if the samples do not divide evenly among the ranks, the last ones are dropped;
-        otherwise the first ones are repeated
+    drop_last : what happens to samples that do not divide evenly among the ranks: with `true`, the
+        last ones are dropped; with `false`, the first ones are repeated
     set_epoch : the training calls `set_epoch`
     replacement : a sample may be drawn several times
     num_samples : samples drawn in an epoch

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import yaml
 
-from monarch_py.document.keys import declared, missing, read_as
-from monarch_py.document.nodes import Spot, load_document
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.scenario import (
     Dataset,
@@ -22,6 +20,8 @@ from monarch_py.simulator.scenario import (
     scanned_sizes,
 )
 from monarch_py.util.spelling import hint
+from monarch_py.yaml_files.keys import declared, missing, read_as
+from monarch_py.yaml_files.nodes import Spot, load_document
 
 # At least this share of a size law's draws must lie between min and max. With a smaller share,
 # redrawing would take too long.

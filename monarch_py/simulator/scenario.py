@@ -17,8 +17,10 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from monarch_py.arrays import Floats, Ints
-from monarch_py.document.keys import Key, Keys, kind_of
-from monarch_py.document.values import (
+from monarch_py.errors import ConfigError
+from monarch_py.util.units import parse_size
+from monarch_py.yaml_files.keys import Key, Keys, kind_of
+from monarch_py.yaml_files.values import (
     NUMBER,
     SIZE_HINT,
     TEXT,
@@ -30,8 +32,6 @@ from monarch_py.document.values import (
     path,
     words,
 )
-from monarch_py.errors import ConfigError
-from monarch_py.util.units import parse_size
 
 MAX_NODES = 1 << 20
 # How transfers share a link: one after the other, or all at the same time with max-min fair shares.

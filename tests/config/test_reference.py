@@ -20,10 +20,10 @@ from support.reference import DOCS, MODULES, written
 from monarch_py.cli import group
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config, Tuning
-from monarch_py.document.keys import Keys, declared, schema
 from monarch_py.plan.builders import index_files
 from monarch_py.plan.recipe import read_plan
 from monarch_py.simulator.keys import load_scenario
+from monarch_py.yaml_files.keys import Keys, declared, schema
 
 SMALLEST: dict[str, Any] = {
     "sources": ["@/pfs"],

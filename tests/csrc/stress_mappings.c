@@ -6,7 +6,7 @@
  */
 #ifdef INSIDE /* the library is in the program, and its mappings do not wait for their copies */
 #define WHOLE_BYTES 0
-#include "preload/fill/demand.c"
+#include "preload/fill/wait.c"
 #endif
 
 #include <errno.h>

@@ -32,8 +32,8 @@ PROGRAMS = {
     for name, files, flags in (
         ("planted", SETUP["SHARED"], ()),
         ("reader", PRELOAD, ()),
-        # It includes demand.c, with another bound on what a mapping waits for.
-        ("mappings", [file for file in PRELOAD if file != "preload/fill/demand.c"], ["-DINSIDE"]),
+        # It includes wait.c, with another bound on what a mapping waits for.
+        ("mappings", [file for file in PRELOAD if file != "preload/fill/wait.c"], ["-DINSIDE"]),
         ("engine", NATIVE, ()),
         ("wakes", NATIVE, ()),
         # It includes segments.c, to reach the functions that judge a segment.

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, build, compile_all
 
 # The one file that has the times.
-WAITS = "preload/fill/demand.c"
+WAITS = "preload/fill/wait.c"
 
 
 def build_waiting(directory: Path, **times_s: float) -> Path:

@@ -75,7 +75,7 @@ BUGS = {
     "a slot is another copy's": _bug(
         "failing",
         (
-            "preload/fill/demand.c",
+            "preload/fill/wait.c",
             "if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)",
             "if (0)",
         ),

@@ -25,8 +25,6 @@ WRAPPED = (
 # The folders of the daemon's engine, and what they call that the scheduler has to know of, or that
 # would go through the library in this program (behind_daemon.c).
 ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
-# The trials' site is looked at by this, as scans look at sources.
-OF_SCANS = "publish/look.c"
 OF_DAEMON = (
     "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",
     "pread", "statx", "unlinkat",
@@ -85,7 +83,7 @@ class Trials:
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
         stepped = ["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
         cc("-O0", "-g1", "-c", "-I.", *flags, *stepped, "-o", out, name, cwd=sources)
-        if name.startswith(ENGINE) and name != OF_SCANS:
+        if name.startswith(ENGINE):
             renamed = [f"--redefine-sym={call}=daemon_{call}" for call in OF_DAEMON]
             subprocess.run(["objcopy", *renamed, out], check=True)
         return out

@@ -328,7 +328,7 @@ if __name__ == "__main__":
     import monarch_py.cli.lifecycle
     import monarch_py.daemon.lifecycle  # noqa: F401
     from monarch_py.config.schema import Config
-    from monarch_py.document.keys import declared
+    from monarch_py.yaml_files.keys import declared
 
     # What a daemon and a command import, or find out, only when they use it.
     for name in ("difflib", "encodings.ascii", "encodings.utf_8_sig", "numpy.ma"):

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 from monarch_py.config import schema
-from monarch_py.document.keys import Keys, declared
 from monarch_py.plan import recipe
 from monarch_py.simulator import scenario
+from monarch_py.yaml_files.keys import Keys, declared
 from support.command_tree import leaves
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import yaml
 
 from monarch_py.config.schema import Tuning
-from monarch_py.document.keys import declared
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
+from monarch_py.yaml_files.keys import declared
 from support.command_line import run_monarch
 from support.forking import Process, fork_monarch
 

@@ -7,7 +7,7 @@
 #include "preload/autostart/autostart.h"
 #include "preload/changes/record.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/await.h"
+#include "preload/fill/open_wait.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/serve.h"
 #include "preload/process/calls.h"

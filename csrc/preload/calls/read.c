@@ -6,10 +6,10 @@
 
 #include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
+#include "preload/fill/wait.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/momentary.h"

@@ -7,7 +7,7 @@
  * and processes that share the offset. The second step reads the claimed range. */
 #pragma once
 
-#include "preload/fill/demand.h"
+#include "preload/fill/wait.h"
 
 /* Finds the file of a tracked descriptor, and fills in *w for the file. Returns 0 if a copy of the
  * file cannot serve the call. */

@@ -7,7 +7,7 @@
 #include "preload/autostart/autostart.h"
 #include "preload/calls/descriptors.h"
 #include "preload/changes/record.h"
-#include "preload/fill/await.h"
+#include "preload/fill/open_wait.h"
 #include "preload/fill/progress.h"
 #include "preload/process/calls.h"
 #include "preload/process/momentary.h"

@@ -8,9 +8,9 @@
 
 #include "preload/descriptors/locked_files.h"
 #include "preload/descriptors/track.h"
-#include "preload/fill/demand.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
+#include "preload/fill/wait.h"
 #include "preload/lookup/where.h"
 #include "preload/process/momentary.h"
 #include "preload/process/proc.h"

@@ -6,7 +6,7 @@
  * the comments. */
 #pragma once
 
-#include "preload/fill/demand.h"
+#include "preload/fill/wait.h"
 #include "preload/mappings/waiting.h"
 
 /* Whether a mapping with this protection and these flags can be replaced without the program

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "preload/descriptors/track.h"
-#include "preload/fill/demand.h"
+#include "preload/fill/wait.h"
 
 /* Promotes the descriptor. Returns whether it refers to the copy now. tracked: the descriptor's
  * word in the table (track.h). */

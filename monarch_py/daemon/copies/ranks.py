@@ -34,7 +34,7 @@ MEMORY_S = 0.5
 # with many thin slices would find the same.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load, so that each rank is served in
-# time. A reader waits for a bounded time only (csrc/preload/fill/demand.c), which must not run out
+# time. A reader waits for a bounded time only (csrc/preload/fill/wait.c), which must not run out
 # because other ranks have more misses.
 LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.

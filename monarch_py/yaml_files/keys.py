@@ -26,10 +26,10 @@ from typing import (
 
 import yaml
 
-from monarch_py.document.nodes import Spot, is_empty
-from monarch_py.document.values import FLAG, TEXT, Kind, choice, integer
 from monarch_py.errors import ConfigError
 from monarch_py.util.spelling import nearest
+from monarch_py.yaml_files.nodes import Spot, is_empty
+from monarch_py.yaml_files.values import FLAG, TEXT, Kind, choice, integer
 
 K = TypeVar("K", bound="Keys")
 

@@ -1,9 +1,9 @@
-#include "preload/fill/await.h"
+#include "preload/fill/open_wait.h"
 
-#include "preload/fill/demand.h"
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
+#include "preload/fill/wait.h"
 #include "preload/process/attributes.h"
 #include "preload/session/copies.h"
 #include "shared/sys.h"
@@ -78,7 +78,7 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 
 /* Whether this node fills the file from another node, and the file is small enough for an open to
  * wait for the copy. The wait saves the source an open, and lasts at most WHOLE_NS
- * (demand.c). */
+ * (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
@@ -86,7 +86,7 @@ static int is_given_by_others(const struct session *s, const struct monarch_entr
 /* Waits for the copy of a file. Either this node fills the file from another node, or a fill is
  * already reading the file at the source. The wait saves the source an open. If the fill is reading
  * the source, the wait also saves the source from sending the same bytes to the program. The wait
- * lasts at most WHOLE_NS (demand.c). */
+ * lasts at most WHOLE_NS (wait.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

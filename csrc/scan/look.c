@@ -1,8 +1,10 @@
-/* Reads the attributes of one file at its source, in the form in which the catalog keeps them. */
+/* Reads attributes at a source, in the form in which the catalog keeps them: those of one file, and
+ * those of the source's file system. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "native.h"
@@ -60,4 +62,45 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
         e->kind = MONARCH_OTHER;
     }
     return 0;
+}
+
+/* --- the file system ---------------------------------------------------------------------------
+ */
+
+/* Returns the mount's id. Older headers do not define this field of struct statx; it follows the
+ * device. */
+static uint64_t mount_of(const struct statx *x) {
+    uint64_t id;
+    memcpy(&id, &x->stx_dev_minor + 1, sizeof id);
+    return id;
+}
+
+void monarch_read_masks(int root, struct monarch_filesystem *f) {
+    struct statx x;
+    for (int i = 0; i < 2; i++) {
+        unsigned mask = i ? STATX_BASIC_STATS | STATX_BTIME : STATX_BASIC_STATS;
+        if (statx(root, "", AT_EMPTY_PATH, mask, &x) != 0)
+            return;
+        f->statx_mask[i] = x.stx_mask;
+    }
+    f->attributes_mask = x.stx_attributes_mask;
+    f->mount = mount_of(&x);
+}
+
+void monarch_read_filesystem(int root, struct monarch_filesystem *f) {
+    struct statfs s;
+    monarch_read_masks(root, f);
+    if (fstatfs(root, &s) != 0)
+        return;
+    f->type = s.f_type;
+    f->bsize = s.f_bsize;
+    f->frsize = s.f_frsize;
+    f->namelen = s.f_namelen;
+    f->flags = s.f_flags;
+    f->blocks = s.f_blocks;
+    f->bfree = s.f_bfree;
+    f->bavail = s.f_bavail;
+    f->files = s.f_files;
+    f->ffree = s.f_ffree;
+    memcpy(f->fsid, &s.f_fsid, sizeof f->fsid);
 }

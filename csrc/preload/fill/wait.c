@@ -1,4 +1,4 @@
-#include "preload/fill/demand.h"
+#include "preload/fill/wait.h"
 
 #include "preload/descriptors/track.h"
 #include "preload/process/attributes.h"
@@ -113,8 +113,8 @@ static int may_wait(const struct monarch_wanted *w) {
 
 /* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait was for a
  * whole file. Parts of the file may still come in time, so this wait adds to waste_debt only. If
- * the wait replaced an open of the source (is_instead), this function does nothing, because await.c
- * counts these waits itself. */
+ * the wait replaced an open of the source (is_instead), this function does nothing, because
+ * open_wait.c counts these waits itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)

@@ -17,9 +17,9 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from monarch_py.document.nodes import Spot, is_empty
 from monarch_py.util.spelling import hint as did_you_mean
 from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
+from monarch_py.yaml_files.nodes import Spot, is_empty
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
