@@ -166,28 +166,17 @@ def metrics(
 
     # The signals raise SystemExit, so that the command removes its socket before it ends.
     with handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)):
-        _give(registry_of(ask), socket_file, port, textfile, every)
-
-
-def _give(
-    registry: CollectorRegistry,
-    socket_file: Path | None,
-    port: int | None,
-    textfile: Path | None,
-    every: float | None,
-) -> None:
-    """Writes or serves the metrics, as the options of the command say. Without an option, prints
-    the metrics."""
-    if textfile is not None:
-        _write(textfile, registry, every)
-    elif socket_file is not None:
-        with _on_socket(socket_file) as server:
-            _serve(server, registry, str(socket_file))
-    elif port is not None:
-        with _listening(port) as server:
-            _serve(server, registry, f"http://{LOOPBACK}:{port}/metrics")
-    else:
-        click.echo(generate_latest(registry).decode(), nl=False)
+        registry = registry_of(ask)
+        if textfile is not None:
+            _write(textfile, registry, every)
+        elif socket_file is not None:
+            with _on_socket(socket_file) as server:
+                _serve(server, registry, str(socket_file))
+        elif port is not None:
+            with _listening(port) as server:
+                _serve(server, registry, f"http://{LOOPBACK}:{port}/metrics")
+        else:
+            click.echo(generate_latest(registry).decode(), nl=False)
 
 
 def _serve(server: WSGIServer, registry: CollectorRegistry, where: str) -> None:

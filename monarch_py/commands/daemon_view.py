@@ -41,9 +41,8 @@ class DaemonView:
             told = self._connection.ask("where")
             if self.pid not in (0, told["pid"]):
                 raise SessionError("the daemon was replaced by another one; run the command again")
-            self.pid, known = told["pid"], told["generation"]
+            self.pid, known, self.first_copy = told["pid"], told["generation"], told["first_copy"]
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
-            self.first_copy = told["first_copy"]
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
                     self.catalog = CatalogReader.open(self._connection.session, known)
