@@ -311,6 +311,7 @@ NUMBERED = {
     126: {"SLURM_LOCALID": "126"},
     # The innermost launcher's.
     7: {"SLURM_LOCALID": "1", "MPI_LOCALRANKID": "2", "LOCAL_RANK": "7"},
+    2: {"LOCAL_RANK": "", "SLURM_LOCALID": "2"},
 }
 NOT_NUMBERED: list[dict[str, str]] = [
     {},
