@@ -56,6 +56,18 @@ def test_the_tests_of_the_traps_exist() -> None:
     assert named <= written
 
 
+def test_the_walkthroughs_name_functions_where_they_are() -> None:
+    rows = re.findall(
+        r"^\| .* \| `(\S+)` \| (.*) \|$", (ROOT / "docs/walkthrough.md").read_text(), re.M
+    )
+    assert len(rows) > 25
+    for file, functions in rows:
+        define = r"(?:def|class) %s\b" if file.endswith(".py") else r"^\w.*\b%s\("
+        code = (ROOT / file).read_text()
+        for name in re.findall(r"`(\w+)`", functions):
+            assert re.search(define % name, code, re.M), f"{file} has no {name}"
+
+
 def test_the_scale_of_many_nodes_counts_messages_as_they_are() -> None:
     wire = (ROOT / "csrc" / "peers" / "wire.h").read_text()
     sizes = dict(re.findall(r"sizeof\(struct monarch_peer_(\w+)\) == (\d+)", wire))
