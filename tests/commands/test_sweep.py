@@ -143,6 +143,24 @@ def test_a_daemon_in_a_container_is_stopped(
     session.kill()
 
 
+def test_a_daemon_that_a_hanging_file_system_holds_is_named(
+    session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_factory(files.root).start()
+    assert session.daemon is not None
+    pid = session.daemon.pid
+    os.kill(pid, signal.SIGSTOP)
+    for limit in ("STOP_LIMIT_S", "KILL_LIMIT_S"):
+        monkeypatch.setattr(sweep, limit, 0.1)
+    monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr(sweep.Identity, "send", lambda *_: None)
+    done = swept(session, "--stop")
+    assert done.returncode == 1
+    assert f"the daemon (process {pid}) cannot be killed, so its copies stay; run" in done.stderr
+    assert list(session.tiers[0].iterdir())
+    session.kill()
+
+
 def test_a_tier_that_another_daemon_holds_now_stays(
     session_factory: Callable[..., Session], files: Files, tmp_path: Path
 ) -> None:
