@@ -80,6 +80,9 @@ REST_BACK, LONG_REST_S = 30, 0.1
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
+# An iteration lets the engine order fills whenever the engine has not been allowed to for this long
+# [s]. More often would not pay: the rooms of all tiers are computed each time.
+LET_S = 0.0005
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
@@ -118,6 +121,7 @@ class Daemon:
         self.lost: Path | None = None
         self._history, self._memory = History(), Memory()
         self._next_look = 0.0
+        self._begun_s = 0.0  # when the engine was last told to order nothing [s]
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
         self.tiers = self._open_tiers.tiers
@@ -264,7 +268,7 @@ class Daemon:
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
-            self.filler.begin_turn()
+            self._begin_turn()
             try:
                 yield
             finally:
@@ -393,11 +397,16 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of an iteration. Otherwise descriptors that
-        programs hand over would wait for the end of the iteration, which comes late if there are
-        more running threads than processors."""
-        self.filler.end_turn()
+        """Lets the engine order fills between two parts of an iteration, if it has not been allowed
+        to for LET_S. Otherwise descriptors that programs hand over would wait for the end of the
+        iteration, which comes late if there are more running threads than processors."""
+        if time.monotonic() - self._begun_s > LET_S:
+            self.filler.end_turn()
+            self._begin_turn()
+
+    def _begin_turn(self) -> None:
         self.filler.begin_turn()
+        self._begun_s = time.monotonic()
 
     def _meet_read(self) -> Iterator[Ids]:
         """Adds to the catalog the files that programs have handed over and that the catalog did not
