@@ -34,13 +34,25 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.ipc import word
 from monarch_py.plan import Plan
 
-# Opens files at a pace at which it is seen in which order.
+# Opens files at a pace at which it is seen in which order. Where a path is WAITS, waits for a line.
+WAITS = "-"
 OPEN = """
 import os, sys, time
 for path in sys.argv[1:]:
+    if path == "-":
+        sys.stdin.readline()
+        continue
     os.close(os.open(path, os.O_RDONLY))
     time.sleep(0.003)
 """
+
+
+def open_in_order(session: Session, paths: list[str]) -> None:
+    """As a job that goes on once the plan is followed."""
+    words = [sys.executable, "-c", OPEN, *paths[:50], WAITS, *paths[50:]]
+    with subprocess.Popen(words, env=session.env(), stdin=subprocess.PIPE) as job:
+        wait_followed(session)
+        job.communicate(b"\n")
 
 
 def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
@@ -81,8 +93,7 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     wait_followed(session)
     session.python(OPEN, *wrong)
     wait_dropped(session)
-    session.python(OPEN, *right)
-    wait_followed(session)
+    open_in_order(session, right)
     wait_until(lambda: plans(session)[0]["position"] > MANY // 2, what="the plan's position")
     session.python(OPEN, *wrong)
     wait_dropped(session)
@@ -100,8 +111,7 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     site.plan(seed=14)
     session.monarch("run", "--", "true")
     order = Plan.load(plan).timeline().section(0).node(0)
-    session.python(OPEN, *(str(site.root / names[unit]) for unit in order))
-    wait_followed(session)
+    open_in_order(session, [str(site.root / names[unit]) for unit in order])
     wait_until(lambda: plans(session)[0]["position"] > MANY // 2, what="the plan's position")
     # What the last of those jobs still had to open does not fit the plan that came meanwhile.
     assert session.log.read_text().count("is no longer followed") in (3, 4)
