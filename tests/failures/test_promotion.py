@@ -105,6 +105,19 @@ def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
         program.end()
 
 
+def test_a_copy_that_is_gone_takes_no_place(session: Session, files: Files) -> None:
+    with Steps(session, BY_OFFSETS, os.O_CLOEXEC, files.path("a")) as program:
+        program.wait()
+        wait_present(session)
+        for copy in (tier_root(session.tiers[0]) / "c").iterdir():
+            copy.unlink()
+        program.go()
+        digests, _, names, _ = program.wait()
+        assert (digests, names) == ([files.digests["a"]], [str(files.path("a"))])
+        assert session.totals()["promotions"] == 0
+        program.end()
+
+
 def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files) -> None:
     script = BY_OFFSETS + "step(sha(os.pread(fds[0], 1 << 30, 0)), look(fds[0]))"
     with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
