@@ -174,7 +174,7 @@ def test_what_lies_beside_a_file_is_its_directory_or_all_below_one(
 
     def expect(names: set[str]) -> None:
         wait_until(lambda: names_present(session) == names, what="the copies")
-        assert_quiet(session, 0.5)
+        assert_quiet(session)
         assert names_present(session) == names
 
     read(session, *(files.path(f"a/0/f0000{i}") for i in range(4)))

@@ -120,7 +120,7 @@ def test_a_file_that_changes_in_the_middle_of_its_fill(
     for _ in range(2):  # from the source, or from its copy; then once more
         check_all(session, behind, source.mountpoint)
         session.wait_idle()
-    assert_quiet(session, 0.5)
+    assert_quiet(session)
 
 
 def test_a_file_that_changes_between_the_scan_and_its_fill(
