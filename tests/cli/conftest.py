@@ -17,7 +17,8 @@ from support.files import Files
 from support.session import Session, wait_until
 
 FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
-# How many files of 10 bytes lie in the directory `many` beside `old_source`.
+# How many files lie in the directory `many` beside `old_source`: one is empty, the others have 10
+# bytes.
 MANY = 3000
 Factory = Callable[..., Session]
 
@@ -43,7 +44,7 @@ def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of `source`, for tests that change none of them. A daemon records copies of files
     that are old at once, and those of files that changed just now two seconds later."""
     place = tmp_path_factory.mktemp("old")
-    Files(place / "many").add_many(MANY, 10)
+    Files(place / "many").add_many(MANY - 1, 10).add("empty", 0)
     return make_source(place / "dataset")
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.conftest import FILES, MANY, Factory
+from cli.conftest import FILES, Factory
 from cli.test_status import fields
 from cli.warming import NO_DAEMON, present, warm
 from support.files import Files
@@ -395,7 +395,8 @@ def test_copies_of_an_earlier_session_are_there(
     tier.mkdir()
     tiers = [{"mount_point": tier, "max_storage_quota": 64 * MIB, "persistent": True}]
     session = session_factory(many, tiers=tiers, prefetch="none").start()
-    (tmp_path / "list").write_text("".join(f"{many}/f{i:05d}\n" for i in range(MANY - 1)))
+    names = sorted(os.listdir(many))[:-1]
+    (tmp_path / "list").write_text("".join(f"{many}/{name}\n" for name in names))
     assert warm(session, "--from-file", tmp_path / "list").returncode == 0
     wait_until(lambda: not session.status()["pending"], what="the second look")
     session.stop()
