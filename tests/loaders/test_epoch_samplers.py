@@ -501,7 +501,7 @@ def test_ranks_without_batches_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^max_steps: -1 is out of range"):
         equal_steps([1], -1)
     with pytest.raises(
-        ConfigError, match=r"second iteration yields none, but 2 are missing; .* not an iterator"
+        ConfigError, match=r"over them yields none, but 2 are missing; .* not an iterator"
     ):
         list(equal_steps(iter([1, 2, 3]), 5))
 
