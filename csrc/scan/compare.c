@@ -1,5 +1,5 @@
-/* Compares files and directories of the catalog with the source. Several threads query the source,
- * as in a scan. */
+/* Compares the files and directories that a command names with the source. Several threads query
+ * the source, as in a scan. */
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>

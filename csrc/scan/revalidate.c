@@ -1,6 +1,5 @@
-/* Compares directories of the catalog with the source. A listing names what a directory contains.
- * This file checks whether directories still contain what their listings name, and marks changed
- * files. */
+/* Notices changes at the source, from time to time: compares directories of the catalog and their
+ * files with the source, and marks what has changed. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
