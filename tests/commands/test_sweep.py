@@ -21,6 +21,7 @@ from monarch_py.commands import sweep
 from monarch_py.ipc import connection
 from monarch_py.ipc.session import Segment
 from monarch_py.storage.tiers import tier_root
+from monarch_py.util.processes import Identity
 
 COUNT = 6
 
@@ -153,7 +154,7 @@ def test_a_daemon_that_a_hanging_file_system_holds_is_named(
     for limit in ("STOP_LIMIT_S", "KILL_LIMIT_S"):
         monkeypatch.setattr(sweep, limit, 0.1)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.1)
-    monkeypatch.setattr(sweep.Identity, "send", lambda *_: None)
+    monkeypatch.setattr(Identity, "send", lambda *_: None)
     done = swept(session, "--stop")
     assert done.returncode == 1
     assert f"the daemon (process {pid}) cannot be killed, so its copies stay; run" in done.stderr
