@@ -200,3 +200,17 @@ def test_warm_names_a_source_that_hangs(
             f"monarch: {str(mounted.mountpoint)!r} does not answer within 5 s; its file system"
             " hangs\n",
         )
+
+
+def test_a_daemon_ends_in_the_middle_of_a_long_listing(
+    session_factory: Callable[..., Session], source: SlowSource
+) -> None:
+    for number in range(10_000):
+        (source.backing / f"f{number}").touch()
+    source.latency(readdir=0.1)
+    session = session_factory(source.mountpoint).start()
+    wait_until(lambda: source.counts()["readdir"] > 0, what="a listing")
+    session.stop()
+    until_the_end = source.counts()["readdir"]
+    os.listdir(source.mountpoint)
+    assert until_the_end < source.counts()["readdir"] / 3, "it went on to the last name"
