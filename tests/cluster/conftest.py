@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -155,3 +156,18 @@ def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
             return stack.enter_context(Local(tmp_path / "nodes", source, count, **settings))
 
         yield make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_memory_of_killed_ranks() -> Iterator[None]:
+    """Ranks that are killed leave segments of MPICH's behind, which no process maps any more."""
+    yield
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped += maps.read_text()
+    for segment in Path("/dev/shm").glob("mpich_shm_*"):
+        with suppress(OSError):  # it is another user's
+            # A job that begins now may not have mapped its segment yet.
+            if segment.name not in mapped and time.time() - segment.stat().st_mtime > 10:
+                segment.unlink()
