@@ -13,7 +13,8 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-LATENCY_S = 0.7
+# Longer than a program takes to end, also on a busy machine [s].
+LATENCY_S = 1.5
 
 
 def test_the_loop_turns_while_the_source_is_asked(
