@@ -56,7 +56,7 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 /* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
  * that this node does not keep goes into the staging area; every other file goes into a tier that
  * is not the staging area. If only part of a tier's room is granted, a file that does not fit into
- * this part may still fit into the tier. Such a file is left to policy, and no later tier is
+ * this part may still fit into the tier. The file is left to policy, and no later tier is
  * tried. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {

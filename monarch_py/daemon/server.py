@@ -51,7 +51,7 @@ TURN_MS = 250
 # iterations a second took a fifth of the processor time that sending files to other nodes took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long the loop sleeps while anything is filled or checked [ms]. Such an iteration has three
+# How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
 # duties: to adapt the number of concurrent reads to the throughput of the sources; to find the
 # files that readers wait for, because a waiting reader wakes only the engine; to count and record
 # the copies that the engine has published.

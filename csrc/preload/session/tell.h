@@ -1,7 +1,7 @@
 /* Reports changed files to the daemon from a process that lacks the address space to map the
  * segments.
  *
- * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to the session's
+ * The process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to the session's
  * file `changes`. The daemon reads this file, and marks the changes in the changed filter. */
 #pragma once
 

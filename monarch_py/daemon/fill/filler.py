@@ -284,7 +284,7 @@ class Filler:
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
         """Orders fills into the staging area, for files that have no place in a tier. Returns the
         number of orders. A file that is neither in use nor needed by a plan is skipped, because its
-        copy would be dropped again before its use. Such a file is staged when a program opens
+        copy would be dropped again before its use. The file is staged when a program opens
         it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):

@@ -1,4 +1,4 @@
-"""Reads HDF5 rows that lie in chunks. Such a row is not always one contiguous range of the file.
+"""Reads HDF5 rows that lie in chunks. A row is not always one contiguous range of the file.
 
 A filtered (encoded) chunk is read whole and decoded once, for all wanted rows in it. An unfiltered
 chunk may contain only a part of each row. From an unfiltered chunk, only the parts of wanted rows

@@ -1,4 +1,4 @@
-"""Detects loaders that must not use a batch sampler of Monarch. Such a loader would deal the
+"""Detects loaders that must not use a batch sampler of Monarch. These loaders would deal the
 samples to the ranks a second time, deliver batches out of order, or read a dataset of another
 length.
 
