@@ -41,7 +41,8 @@ class DaemonView:
             told = self._connection.ask("where")
             if self.pid not in (0, told["pid"]):
                 raise SessionError("the daemon was replaced by another one; run the command again")
-            self.pid, known, self.first_copy = told["pid"], told["generation"], told["first_copy"]
+            self.pid, known = told["pid"], told["generation"]
+            self.first_copy = told.get("first_copy", 0)  # a daemon of an older version does not say
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
