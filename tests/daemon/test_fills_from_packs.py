@@ -467,7 +467,8 @@ def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
     slow, site = slow_site
     session = session_factory([site.source()], prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    slow.latency(read=0.05)
+    # So slow that the order is still there when the signal comes, however busy the machine is.
+    slow.latency(read=2)
     command = subprocess.Popen(session.command("warm"), env=session.env(preload=False))
     try:
         wait_until(lambda: session.status()["pending"] > 0, what="orders")
