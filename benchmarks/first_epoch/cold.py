@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.common import build, plain_environment, scratch, write_list
+from benchmarks.common import build, plain_environment, scratch, touch_memory, write_list
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 
@@ -86,6 +86,11 @@ class Case:
     @property
     def bytes_read(self) -> int:
         return int(self.files * self.share) * self.size
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a run uses: pages of the source's files, copies, and a program with its daemon."""
+        return 2 * self.files * max(self.size, 4 * KIB) + (512 << 20)
 
     @property
     def most_bytes(self) -> float | None:
@@ -215,10 +220,12 @@ class Cold:
         return epochs
 
     def plain(self) -> list[Run]:
+        touch_memory(self.case.memory_bytes)
         with self._source() as slow:
             return self._read(slow, [], plain_environment())
 
     def ours(self) -> list[Run]:
+        touch_memory(self.case.memory_bytes)
         with ExitStack() as stack:
             tier = Path(tempfile.mkdtemp(prefix="monarch-cold-", dir="/dev/shm"))
             stack.callback(shutil.rmtree, tier, ignore_errors=True)

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import build, scratch
+from benchmarks.common import build, scratch, touch_memory
 from benchmarks.nodes.testbed import Dataset, Epoch, Layout, Testbed
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import find_slowsource, why_unavailable
@@ -78,6 +78,8 @@ def run(
     """Returns the epochs of one run."""
     here = place / "run"
     here.mkdir()
+    # Each node has pages of the source's files, copies, a daemon and a program.
+    touch_memory(NODES * (2 * dataset.bytes + 256 * MIB))
     orders = [dataset.shares(NODES, epoch) for epoch in range(case.epochs)]
     try:
         with Testbed(here, dataset, programs, case.layout(dataset, ours=ours), rate=RATE) as bed:
