@@ -31,6 +31,7 @@ import yaml
 from benchmarks.common import build, plain_environment, scratch, touch_memory, write_list
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
+from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
 # The slow source holds a descriptor for every file that the kernel has cached, and root without
@@ -239,19 +240,20 @@ class Cold:
                 **self.settings,
             }
             config.write_text(yaml.safe_dump(document))
-            environment = plain_environment() | {"MONARCH_SHM": str(tier)}
+            os.environ["MONARCH_SHM"] = str(tier)
             run = [sys.executable, "-m", "monarch_py", "run", "-q", "-c", str(config), "--"]
-            return self._read(slow, run, environment, lambda: daemon_cpu_s(config))
+            return self._read(slow, run, plain_environment(), lambda: daemon_cpu_s(config))
 
 
 def daemon_cpu_s(config: Path) -> float:
-    """Returns the CPU time that the daemon of a configuration has used so far [s]."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if str(config) in words and "run" not in words:
-            times = process.cpu_times()
-            return float(times.user + times.system)
-    return float("nan")
+    """Returns the CPU time that the daemon of a configuration has used so far [s].
+
+    The session says which process that is: a search among all processes would take from the epoch
+    that has just begun more time than the daemon does.
+    """
+    control = Segment.open(SessionDir.of(config).control, writable=False)
+    times = psutil.Process(int(control.as_struct("struct monarch_control").pid)).cpu_times()
+    return float(times.user + times.system)
 
 
 def operations(counts: dict[str, int]) -> int:
