@@ -41,8 +41,8 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of `source`, for tests that change none of them. A daemon records copies of files
-    that are old at once, and those of files that changed just now two seconds later."""
+    """The same files as in `source`, shared by tests that do not change them. The daemon records a
+    copy of an old file at once, but that of a file that changed just now only two seconds later."""
     place = tmp_path_factory.mktemp("old")
     Files(place / "many").add_many(MANY - 1, 10).add("empty", 0)
     return make_source(place / "dataset")
@@ -50,7 +50,7 @@ def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(session_factory: Factory, source: Path) -> Session:
-    """Its daemon does not run yet."""
+    """A session on `source` whose daemon was not started yet."""
     return session_factory(source)
 
 
@@ -62,7 +62,8 @@ def served(session: Session) -> Session:
 
 @pytest.fixture
 def monarch(tmp_path: Path) -> Monarch:
-    """Runs `monarch WORDS` with no configuration named but in the words and the environment."""
+    """Returns a function that runs `monarch WORDS`. Only the words and the environment given to it
+    can name a configuration."""
     shm = tmp_path / "empty-shm"
     shm.mkdir()
 
@@ -77,7 +78,7 @@ def monarch(tmp_path: Path) -> Monarch:
 
 @pytest.fixture
 def started(session: Session) -> Iterator[tuple[Session, int]]:
-    """A session whose daemon `monarch start` has left behind, with the daemon's process."""
+    """A session whose daemon `monarch start` has started, and the daemon's process ID."""
     done = session.monarch("start")
     assert done.returncode == 0, done.stderr
     pid = int(done.stdout.rpartition("process ")[2].rstrip(")\n"))

@@ -1,4 +1,4 @@
-"""Commands that run beside a test, and commands on a terminal."""
+"""Runs commands in the background of a test, and commands on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.session import Session
 
 @dataclass(frozen=True)
 class Running:
-    """A command that runs, with the files that take its standard output and error."""
+    """A running command, and the files that receive its standard output and standard error."""
 
     process: Process
     files: tuple[TextIO, TextIO]
@@ -36,8 +36,8 @@ class Running:
 
 @contextmanager
 def running(session: Session, *words: str) -> Iterator[Running]:
-    """Has a command run meanwhile, forked from a process that has loaded its modules. It is killed
-    at the block's end."""
+    """Runs a command while the block runs, and kills it at the block's end. If possible, the
+    command is forked from a process that has already loaded its modules."""
     command, environment = session.command(*words), session.env(preload=False)
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         forked = fork_monarch(command[3:], environment, out.fileno(), err.fileno())
@@ -56,10 +56,11 @@ def on_a_terminal(
     environment: Mapping[str, str],
     is_for_errors: bool = False,
 ) -> tuple[int, str]:
-    """Returns a command's status and what it writes on a terminal.
+    """Runs a command on a terminal of 30 lines. Returns its exit status and what it writes there.
 
-    columns : the terminal's width, whose height is 30 lines
-    is_for_errors : whether the standard error alone is the terminal
+    columns : the terminal's width [characters]
+    is_for_errors : whether only the standard error is the terminal; the standard output is then
+        discarded
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, columns, 0, 0))
@@ -74,7 +75,7 @@ def on_a_terminal(
     ):
         os.close(theirs)
         said = b""
-        with suppress(OSError):  # EIO once nobody has the other end
+        with suppress(OSError):  # EIO once no process has the other end open
             while piece := screen.read(65536):
                 said += piece
         return process.wait(60), said.decode()

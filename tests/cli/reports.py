@@ -1,4 +1,4 @@
-"""Reports of runs that never were, with as many files as a test likes."""
+"""Makes reports of runs that did not take place, with any number of files."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ def made_report(
     tiers: list[dict[str, Any]] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A run whose tiers have room for a share of the files, and whose source limits it.
+    """Returns the report of a made-up run. Its tiers have room for a share of the files, and the
+    rate of its source limits it.
 
-    size : of each file [bytes];  rate, tier_rate : of the source and of copies [bytes/s]
-    waiting : how many threads wait for parts of copies
+    size : the size of each file [bytes]
+    share : the share of the files that have copies (0 to 1)
+    rate, tier_rate : the read rates of the source and of the tiers [bytes/s]
+    waiting : how many threads wait for parts of copies, on average
     """
     first = files * size / rate
     later = (1 - share) * first + share * files * size / tier_rate
@@ -116,7 +119,7 @@ def _groups(files: int, size: int, share: float, tiers: int) -> dict[str, Any]:
 
 
 def write(report: Any, directory: Path) -> Path:
-    """Writes a report to a file of its own."""
+    """Writes a report to a new file in the directory. Returns the file's path."""
     file = directory / f"run{len(list(directory.iterdir()))}.json"
     file.write_text(json.dumps(report))
     return file

@@ -1,4 +1,4 @@
-"""The session of a site's configuration, in which jobs share one daemon."""
+"""A session of a site's configuration, in which several jobs share one daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ READ = "import sys; print(sum(len(open(p, 'rb').read()) for p in sys.argv[1:]))"
 
 
 def is_running(pid: int) -> bool:
-    """Not a zombie either: who started a detached daemon does not wait for it."""
+    """Whether a process runs. A zombie counts as ended, because the process that has started a
+    detached daemon does not wait for it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -34,9 +35,9 @@ def make_datasets(root: Path) -> list[Path]:
 
 
 class SiteSession(Session):
-    """The session of a site's configuration, which names no dataset.
+    """A session of a site's configuration. The configuration names no dataset.
 
-    datasets : those of make_datasets; by default new ones
+    datasets : directories that make_datasets has made; by default new ones
     """
 
     def __init__(self, root: Path, datasets: list[Path] | None = None, **tier: object) -> None:
@@ -77,7 +78,8 @@ def present(site: Session) -> dict[str, int]:
 
 
 def hits(site: SiteSession, number: int, **environment: str) -> int:
-    """How many files of a dataset a program finds as copies."""
+    """Reads all files of a dataset in a new process. Returns how many of its opens were served from
+    copies."""
     before = int(site.totals()["hits"])
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"
@@ -87,7 +89,8 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
 
 @contextmanager
 def under_run(site: SiteSession, script: str = "", **environment: str) -> Iterator[None]:
-    """Has a shell run under `monarch run` meanwhile."""
+    """Runs a shell under `monarch run` while the block runs. The block begins once the shell has
+    read a file of the first dataset, or has written the line `reads` in `script`."""
     script = f"{script or 'cat $MONARCH_SOURCE/a >/dev/null'}; echo reads >&2; read line"
     with subprocess.Popen(
         [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script],

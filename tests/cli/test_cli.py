@@ -1,4 +1,4 @@
-"""What the commands say and the statuses with which they end."""
+"""What the commands print, and the exit statuses with which they end."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, com
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"monarch: {missing}: ")
-    assert done.stdout == ""  # nothing for a shell to take in
+    assert done.stdout == ""  # a shell that evaluates the output gets nothing
 
 
 def test_a_file_that_may_not_be_read_is_named(open_place: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_daemon_that_cannot_start_says_why(session_factory: Factory, source: P
 # --- run ----------------------------------------------------------------------------------------
 
 
-# Scripts with their exit statuses.
+# script -> exit status
 ENDS = {"exit 0": 0, "exit 7": 7, "kill -TERM $$": 143}
 
 
@@ -341,7 +341,7 @@ def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) ->
         "monarch: cd /; ls: command not found",
     )
     assert line.stderr.endswith("monarch run -- sh -c 'cd /; ls'\n")
-    assert not session.paths.path.exists()  # no daemon was started for them
+    assert not session.paths.path.exists()  # no daemon was started for these commands
 
 
 def test_a_command_is_found_as_execvp_finds_it(session: Session, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_what_follows_the_command_is_its_own(session: Session) -> None:
     words = ["--json", "out.json", "-q", "-c", "x", "--", "-h"]
     done = session.monarch("run", "-q", sys.executable, "-c", script, *words)
     assert (done.returncode, done.stdout, done.stderr) == (0, " ".join(words) + "\n", "")
-    # Before the command, `--` is ours to take.
+    # A `--` before the command belongs to `monarch run`, which removes it.
     done = session.monarch("run", "-q", "--", sys.executable, "-c", script, *words)
     assert done.stdout == " ".join(words) + "\n"
 
@@ -390,11 +390,11 @@ def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> 
     share = 100 / (1 + totals["misses"])
     gain = f"{totals['opens']:,} opens of dataset files, 1 ({share:.1f} %) from copies"
     assert done.stderr.startswith(f"monarch: {gain}")
-    # The program's read is the fill, or the daemon was first.
+    # Either the copy was made from what the program has read, or the daemon has read the file.
     by_fills = totals["source_bytes_read_by_fills"]
     assert by_fills in (0, FILES["a"])
     assert f"({format_size(by_fills)} to fill copies, " in done.stderr
-    assert report["run"]["totals"] == totals  # the daemon began with the run
+    assert report["run"]["totals"] == totals  # the daemon was started for the run
     assert not is_running(report["pid"])
     assert list(session.tiers[0].iterdir()) == []
 
@@ -462,7 +462,8 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_commands_status(
 
 
 def damage(copy: Path) -> None:
-    """Other bytes, the same size and time: only a checksum can tell."""
+    """Overwrites the first bytes of a copy. Its size stays, so only its checksum tells that it is
+    damaged."""
     status = copy.stat()
     copy.chmod(0o600)
     with copy.open("r+b") as file:
@@ -527,7 +528,8 @@ def test_clear_drops_the_copies_of_a_running_daemon(served: Session) -> None:
 
 @pytest.fixture
 def left(session_factory: Factory, old_source: Path, tmp_path: Path) -> Session:
-    """Copies of a persistent tier whose daemon has ended; old enough to be recorded unseen."""
+    """A session whose daemon has ended and has left recorded copies on a persistent tier. The
+    source files are old, so that the copies are soon recorded."""
     mount = tmp_path / "persistent"
     mount.mkdir()
     tier = {"mount_point": mount, "max_storage_quota": 64 * MIB, "persistent": True}

@@ -1,4 +1,4 @@
-"""`doctor`: what it finds on a sound machine, and each trouble that can be made for it."""
+"""`monarch doctor`: its findings on a sound machine, and on each fault that a test can cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ MACHINE = ["machine", "C library", "preload library", "shared memory", "many nod
 
 
 def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Exit status, and the finding on each thing; the last one where there are several."""
+    """Runs `monarch doctor`. Returns its exit status and its findings by subject. If it has several
+    findings on a subject, only the last one is returned."""
     done = session.monarch("doctor", "--json", environment=environment)
     assert done.stderr == ""
     return done.returncode, {found["what"]: found for found in json.loads(done.stdout)}
@@ -40,8 +41,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Wherever the tests run. MPI, which takes a process of its own, is loaded for those alone that
-    have the fixture `mpi`."""
+    """Makes doctor find no container, wherever the tests run. It looks for MPI, which needs a
+    separate process, only in tests that have the fixture `mpi`."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
@@ -49,12 +50,13 @@ def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 @pytest.fixture
 def mpi() -> None:
-    """Has doctor look for MPI."""
+    """Makes doctor look for MPI."""
 
 
 @pytest.fixture
 def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """For what cannot be broken from outside: examined in this process, with a part replaced."""
+    """A session that `found` examines in the test's process. There a test can replace a part that
+    it cannot break from outside."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     yield session
@@ -65,7 +67,7 @@ def found(session: Session, what: str) -> Finding:
     return finding
 
 
-# --- sound --------------------------------------------------------------------------------------
+# --- a sound machine ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("mpi")
@@ -149,7 +151,7 @@ def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> Non
 
 
 def test_a_path_stays_in_one_piece_on_a_narrow_terminal(session: Session) -> None:
-    """So that it can be copied from there."""
+    """On a narrow terminal no path is broken over two lines, so that the user can copy it."""
     status, shown = on_a_terminal(session, "doctor", columns=60, environment={})
     assert status == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown)
@@ -174,7 +176,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
     assert "daemon" not in findings
 
 
-# --- troubles -----------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("mpi")
@@ -190,7 +192,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
 def test_what_mpi_says_of_itself(
     here: Session, monkeypatch: pytest.MonkeyPatch, script: str, level: str, said: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # it need not be there
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # mpi4py need not be installed
     monkeypatch.setattr(doctor, "MPI_VERSION", script)
     monkeypatch.setattr(doctor, "MPI_S", 0.2 if "sleep" in script else doctor.MPI_S)
     finding = found(here, "many nodes")
@@ -280,7 +282,7 @@ def test_no_daemon_is_promised_where_the_configuration_lets_none_start(session: 
     session.source.rename(session.source.with_name("moved"))
     status, findings = examined(session)
     assert (status, findings["configuration"]["level"]) == (1, "problem")
-    # The tiers are looked at all the same.
+    # The tiers are examined nevertheless.
     assert findings["tier (ssd)"]["level"] == "ok"
     assert "daemon" not in findings
 
@@ -365,7 +367,7 @@ def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: 
     _, findings = examined(session, MONARCH_SHM="/proc")
     (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["hint"])
     with Mounts(tmp_path) as mounts:
-        # And a page for the directory.
+        # The directory needs one more page.
         session.shm = mounts.tmpfs("small", int(least) * MIB + mmap.PAGESIZE)
         _, findings = examined(session)
         assert findings["shared memory"]["level"] == "ok"
@@ -399,7 +401,7 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
     held = f"tier {served.tiers[0]} is held by the daemon of {served.config} (process "
     assert findings["tier"]["found"].startswith(held)
     assert findings["tier"]["found"].endswith(f"mount_point: {served.tiers[0] / 'tiers'}")
-    # Before it is started it is seen as well.
+    # Doctor also finds the held tier before the second daemon is started, but only warns of it.
     other.stop()
     status, findings = examined(other)
     assert (status, findings["tier"]["level"]) == (0, "warning")
@@ -409,7 +411,8 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
 def test_a_daemon_that_can_have_no_tier_is_a_problem(
     session_factory: Factory, served: Session
 ) -> None:
-    """`run` says the same."""
+    """If another daemon holds all tiers, doctor reports a problem, and `monarch run` gives the same
+    reason."""
     tiers = [{"mount_point": served.tiers[0], "max_storage_quota": MIB}]
     other = session_factory(served.source, tiers=tiers)
     status, findings = examined(other)
@@ -449,7 +452,7 @@ def test_a_daemon_that_is_stopped_is_a_problem_and_its_tiers_are_none(
     assert daemon.found.startswith(f"process {served.daemon.pid} does not answer: ")
 
 
-# --- troubles made by replacing a part ----------------------------------------------------------
+# --- faults made by replacing a part of the code ------------------------------------------------
 
 
 def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
@@ -489,7 +492,7 @@ def test_a_ram_tier_where_small_files_take_large_pages_is_a_warning(
 def test_a_source_that_may_not_be_read_is_a_problem(
     here: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Root may read everything.
+    # The tests may run as root, and root may read everything.
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path != here.source)
     finding = found(here, "source")
     assert (finding.level, finding.found) == ("problem", f"{here.source} is not readable")

@@ -1,4 +1,4 @@
-"""`env`: the lines for a job script, tried in shells; commands under the library."""
+"""`monarch env`, whose lines are evaluated in shells, and commands started under the library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SHOW = 'import os; print(os.environ.get("LD_PRELOAD")); print(os.environ.get("MO
 
 
 def shell(script: str, session: Session, **more: str) -> list[str]:
-    """Lines that a shell prints that starts without the library."""
+    """Runs a script in a shell that was not started under the library. Returns the lines that it
+    prints."""
     environment = session.env(preload=False, **more)
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
@@ -53,7 +54,8 @@ def test_a_directory_is_no_configuration(monarch: Monarch, tmp_path: Path) -> No
 
 
 def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Path) -> None:
-    """It keeps nobody from the lines: what is wrong on this node may be right on the job's."""
+    """`monarch env` warns of a mistake in the configuration, but prints its lines all the same: a
+    configuration that cannot work on this node may work on the job's nodes."""
     config = tmp_path / "tiers.yaml"
     text = "sources: [/pfs]\n{}: [{{mount_point: /scratch/$JOB, max_storage_quota: 1GiB}}]\n"
     for key, said in (
@@ -70,7 +72,8 @@ def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Pat
 
 
 def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:
-    """The configuration is named by a relative path, which holds only where it was written."""
+    """Programs of a shell that has evaluated the lines run under the library. A configuration that
+    was named by a relative path is exported with its absolute path, which also holds after `cd`."""
     relative = os.path.relpath(served.config)
     lines = shell(
         f'eval "$(python -m monarch_py env -c {shlex.quote(relative)})"\n'
@@ -105,7 +108,8 @@ def test_the_lines_are_taken_back(session: Session) -> None:
 def test_commands_leave_the_library_that_a_module_puts_before_them(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """A daemon under the library would read its own copies where it means the source."""
+    """A command that is started under the library runs without it. Otherwise, the daemon would get
+    its own copies when it reads the source."""
     session = session_factory(tree)
     with session.log.open("ab") as log:
         session.daemon = subprocess.Popen(

@@ -23,17 +23,17 @@ from support.session import Session, wait_until
 ROOT = Path(__file__).parents[2]
 COMMANDS = leaves()
 LINES = [line for context in COMMANDS.values() for line in examples(context.command)]
-# Of the table of environment variables: name -> example.
+# The table of environment variables in the reference: name -> example.
 VARIABLES: dict[str, str] = dict(
     re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M)
 )
 
-# These start a daemon, or need that none runs.
+# These commands start a daemon, or need that no daemon runs.
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
 ENDS_DAEMON = ("stop", "sweep")
 WRITES_RUN = "test -e run.json || monarch run -c tiers.yaml --json run.json python train.py"
-# The lines whose results a command reads.
+# command -> the line that writes the file which the command reads
 BEFORE = {
     "plan make": "monarch plan index image_folder /pfs/imagenet/train -o train.npz",
     "plan show": "monarch plan make -c plan.yaml -o plan.npz",
@@ -41,7 +41,7 @@ BEFORE = {
     "report": WRITES_RUN,
     "simulate": "test -e mine.yaml || monarch calibrate -c tiers.yaml -o mine.yaml",
 }
-# A line with one of these is for a shell.
+# A line with one of these characters is run by a shell.
 SHELL = "|>$&"
 PLACES = {
     "/pfs/imagenet": "imagenet",
@@ -77,7 +77,8 @@ parts:
 
 
 class Shell:
-    """Runs lines in the directory of a session, with the directories of `PLACES` in it."""
+    """Runs lines in the directory of a session. In each line, the paths in `PLACES` are replaced by
+    paths in that directory."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.place = session, session.directory
@@ -107,7 +108,7 @@ class Shell:
         return text
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        """A line that needs no shell is run without one."""
+        """Runs a line. A shell is started only for a line that needs one."""
         here = self.here(line).replace("$PWD", str(self.place))
         words = shlex.split(here, comments=True)
         given = list(takewhile(re.compile(r"MONARCH_\w+=").match, words))
@@ -128,7 +129,8 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Makes what the command finds: a daemon or none, and the results of another line."""
+        """Starts or ends the daemon as the command needs it, and runs the line whose result the
+        command reads."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()
         elif not self.session.connection.runs():
@@ -143,19 +145,20 @@ class Shell:
 
 
 def command_of(line: str) -> str:
-    """Without the word monarch."""
+    """Returns the command of a line, without the word `monarch`."""
     found = [name for name in COMMANDS if f"{name} " in f"{line} "]
     return max(found, key=len).removeprefix("monarch ")
 
 
 def needs_daemon(line: str) -> int:
-    """Sorts lines so that a daemon has to be started or ended for few of them."""
+    """The sort key of a line. In this order, few lines need that a daemon is started or ended
+    before them."""
     command = command_of(line)
     return (command not in WITHOUT_DAEMON) + command.startswith(ENDS_DAEMON)
 
 
 TRIED: list[str] = sorted(
-    # tests/slurm has lines for Slurm, tests/demo that of the demo.
+    # tests/slurm runs the lines for Slurm, and tests/demo runs that of the demo.
     [x for x in [*LINES, *VARIABLES.values()] if not x.startswith(("srun", "monarch demo"))],
     key=needs_daemon,
 )
@@ -188,7 +191,8 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-# Lines that differ from others in a variable that other tests set.
+# These lines differ from others only in a variable that other tests set too. They are run only with
+# --long.
 ALIKE = [VARIABLES[f"MONARCH_{name}"] for name in ("AUTOSTART", "JOB", "LOG")]
 
 

@@ -18,7 +18,7 @@ from monarch_py.errors import SessionError
 
 @pytest.fixture
 def session(session_factory: Factory, source: Path) -> Session:
-    """Fills only what is named."""
+    """A session whose daemon copies only the files that `monarch warm` names."""
     return session_factory(source, prefetch="none").start()
 
 
@@ -83,7 +83,8 @@ def test_an_interrupted_dry_run_says_so(session: Session, monkeypatch: pytest.Mo
 
 
 def test_no_copy_of_another_daemon_is_dropped(session: Session) -> None:
-    """It has other numbers for the files."""
+    """`evict` drops no copies of a daemon that has replaced the one that it has asked for the
+    files, because the new daemon may have other numbers for them."""
     warm(session)
     named = NamedFiles(session.paths, None)
     session.stop()

@@ -1,4 +1,4 @@
-"""`monarch init` writes a configuration that works; `monarch config check` says if one does."""
+"""`monarch init` writes a working configuration. `monarch config check` says whether one works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def monarch(*words: str | Path, **environment: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Path]:
-    """On a file system of its own, so that the disk of the tests may hold copies of it."""
+    """A dataset on a file system of its own, so that `monarch init` may choose the tests' disk for
+    copies."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
     root = tmp_path / "data set"
@@ -112,7 +113,8 @@ def test_a_named_directory_that_hangs_is_not_looked_at(
 
 
 def test_a_mount_in_a_closed_directory_is_left_out(open_place: Path) -> None:
-    """As those of containers are."""
+    """`monarch init` leaves out mounts below a directory that the user may not enter, for example
+    those of containers."""
     closed = open_place / "closed/merged"
     closed.mkdir(parents=True)
     closed.parent.chmod(0o700)

@@ -1,4 +1,4 @@
-"""A command loads what it needs, and no other command."""
+"""A command loads only the modules that it needs, and no module of another command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_command_is_known_by_its_module() -> None:
     assert cli.group.list_commands(context) == sorted(cli.COMMANDS)
 
 
-# In this order: the first prints no table, and what one loads stays loaded.
+# The order matters, because loaded modules stay loaded. The first of these prints no table.
 MODULES = ["lifecycle", "view", "warm", "plan"]
 IMPORTS = """
 import sys
@@ -37,7 +37,8 @@ for module in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str]]:
-    """What a process has loaded that imports the modules, after each of them."""
+    """Imports the modules one after the other in one process. Returns, for each of them, the names
+    of all modules that are loaded after its import."""
     words = [sys.executable, "-c", IMPORTS, *MODULES]
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     return dict(zip(MODULES, map(str.split, said.splitlines()), strict=True))

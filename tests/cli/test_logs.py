@@ -18,7 +18,7 @@ from monarch_py.ipc.session import hold
 
 @pytest.fixture
 def written(session: Session) -> Session:
-    """Two logs of 30 lines each, and no daemon."""
+    """A session with two logs of 30 lines each, and without a daemon."""
     session.paths.make()
     for path, name in ((session.paths.log_before, "before"), (session.paths.log, "now")):
         path.write_text("".join(f"{name} {number}\n" for number in range(30)))
@@ -75,7 +75,8 @@ def test_a_log_is_followed_into_that_of_the_next_daemon(written: Session, tmp_pa
         with written.paths.log.open("a") as log:
             log.write("now 30\n")
         said("now 30")
-        # At once longer than the one before: its length does not tell that it is another.
+        # The new log is longer than the old one from the start, so its length does not tell that
+        # the log was replaced.
         written.paths.log.write_text("".join(f"next {number}\n" for number in range(60)))
         said("next 59")
         assert "next 0\n" in output.read_text()

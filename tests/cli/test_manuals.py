@@ -1,4 +1,4 @@
-"""The manual pages and the shell completions say what the commands are."""
+"""The manual pages and the shell completions match the commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_man_has_nothing_to_complain_of(pages: list[Path]) -> None:
     assert "monarch-warm - Copy files ahead of a job." in done.stdout.replace("\N{HYPHEN}", "-")
 
 
-# What is offered for the words that are typed.
+# typed words -> the completions that are offered
 OFFERED = {
     "monarch wa": {"warm"},
     "monarch st": {"start", "status", "stop"},

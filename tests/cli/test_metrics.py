@@ -37,7 +37,7 @@ def own_session(session_factory: Factory, source: Path) -> Session:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, old_source: Path) -> Iterator[Session]:
-    """One for all tests that only look at it, or read files."""
+    """One session for all tests that only query the daemon or read files."""
     with Session(tmp_path_factory.mktemp("looked_at"), old_source, prefetch="eager") as session:
         session.start().wait_all_present()
         yield session
@@ -191,7 +191,8 @@ def query(port: int, expression: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def prometheus(directory: Path, target: int) -> Iterator[int]:
-    """A Prometheus that scrapes this port of the loopback device; its own port."""
+    """Runs a Prometheus that scrapes the port `target` of the loopback device. Yields the port on
+    which Prometheus itself listens."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("the program prometheus is not installed (Debian: apt-get install prometheus)")

@@ -1,6 +1,8 @@
-"""`monarch module`: what Environment Modules and Lmod make of it, for users and for versions.
+"""`monarch module`: its modulefiles in Environment Modules and Lmod, also with several users and
+several versions.
 
-The installations are trees as `pip install --prefix` makes them, moved once they are made.
+The installations are directory trees like those of `pip install --prefix`. Each was moved after it
+was made.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from monarch_py import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's packages exclude each other, so that Lmod lies in a directory of its own (.ci/run).
+# Debian's packages of the two conflict, so Lmod is in a directory of its own (.ci/run).
 MODULES = Path("/usr/share/modules/init/bash")
 LMOD = Path("/opt/lmod/usr/share/lmod/lmod")
-# Where the packages are that ours needs.
+# The directory of the packages that Monarch needs.
 DEPENDENCIES = Path(msgspec.__file__).parents[1]
 KIB = 1024
 
@@ -45,7 +47,7 @@ class System:
 
     line: str
     language: str
-    # What it keeps of its own in the environment, whatever is loaded.
+    # The beginnings of the names of the environment variables in which it keeps its own state.
     own: tuple[str, ...]
 
     @property
@@ -83,8 +85,8 @@ def system(request: pytest.FixtureRequest) -> System:
 
 
 def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
-    """Installs the package at `place`, by moving it there from where it was installed. It has the
-    bytecode of its modules, as pip leaves it: else each command would compile them anew."""
+    """Makes an installation of the package beside `place`, and moves it to `place`. It includes the
+    bytecode of the modules, as with pip; otherwise, each command would compile them again."""
     first = place.with_name(f"{place.name}.first")
     packages = first / packages_path
     built = Path(monarch_py.__file__).parent
@@ -99,7 +101,8 @@ def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-p
 
 
 def finish(first: Path, place: Path, packages: Path) -> Path:
-    """Puts what the package needs beside it, and moves the installation."""
+    """Links the packages that Monarch needs into `packages`, and moves the installation `first` to
+    `place`."""
     for entry in DEPENDENCIES.iterdir():
         if not entry.name.startswith(("monarch", "_monarch", "__editable__")):
             (packages / entry.name).symlink_to(entry)
@@ -119,7 +122,7 @@ class Cluster:
         return self.place / "pfs"
 
     def offer(self, version: str, system: System) -> None:
-        """Installs a version and offers its module."""
+        """Installs a version and writes its modulefile."""
         prefix = install(self.place / "opt" / version, self.python)
         disk = self.place / "local" / version
         disk.mkdir(parents=True)
@@ -155,7 +158,8 @@ class Cluster:
         )
 
     def shell(self, system: System, script: str, *, user: str = "") -> list[str]:
-        """Lines that a shell prints in which `module` works and our modulefiles are in use."""
+        """Runs a script in a shell that has the command `module` and uses the modulefiles of
+        `offer`. Returns the lines that the script prints."""
         use = f"set -e\n{system.line}\nmodule use {self.place}/modulefiles\n"
         words = ["bash", "-c", use + script]
         if user:
@@ -191,7 +195,8 @@ def cluster(open_place: Path) -> Iterator[Cluster]:
 
 
 def changes(before: list[str], after: list[str], system: System) -> set[str]:
-    """Lines of the environment that differ, without what the module system keeps of its own."""
+    """Returns the lines of the environment that differ, except for the module system's own
+    variables."""
     return {line for line in {*before} ^ {*after} if not line.startswith((*system.own, "_="))}
 
 
@@ -214,7 +219,7 @@ def test_load_sets_everything_and_unload_leaves_nothing(cluster: Cluster, system
     assert f"PATH={prefix}/share/monarch/bin:/usr/bin:/bin" in found
     assert f"{prefix}/share/monarch/bin/monarch" in found
     assert f"monarch, version {__version__}" in found
-    # An empty part keeps the system's pages.
+    # The empty entry stands for the system's own manual pages.
     manuals = next(line for line in found if line.startswith("MANPATH="))
     assert manuals.partition("=")[2].split(":")[:2] == [f"{prefix}/share/man", ""]
 
@@ -236,7 +241,8 @@ def test_two_lines_make_a_job_of_a_fresh_account(cluster: Cluster) -> None:
 
 
 def test_one_line_is_enough_where_the_first_open_starts_the_daemon(cluster: Cluster) -> None:
-    """The site names its datasets, and has autostart."""
+    """If the site's configuration names the datasets and has `autostart: true`, a job needs only
+    the line `module load`."""
     system = environment_modules()
     cluster.offer(__version__, system)
     site = cluster.place / "opt" / __version__ / "etc/monarch/site.yaml"
@@ -257,7 +263,8 @@ def test_one_line_is_enough_where_the_first_open_starts_the_daemon(cluster: Clus
 
 @pytest.mark.long  # test_two_users_share_nothing does the same for users
 def test_two_versions_share_nothing(cluster: Cluster) -> None:
-    """While a daemon of one version serves, a job of the other one has a daemon of its own."""
+    """While a daemon of one version serves, a job that loads the other version gets a daemon of its
+    own."""
     system = environment_modules()
     versions = ["1.0", "2.0"]
     for version in versions:
@@ -281,7 +288,7 @@ def test_two_versions_share_nothing(cluster: Cluster) -> None:
 
 @pytest.fixture
 def accounts() -> Iterator[list[str]]:
-    """Two fresh accounts."""
+    """The names of two new user accounts."""
     if os.geteuid() != 0:
         pytest.skip("only root may add accounts: run the tests as root")
     if shutil.which("useradd") is None:
@@ -299,7 +306,8 @@ def accounts() -> Iterator[list[str]]:
 
 
 def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
-    """Both have a daemon at the same time, with the same module, dataset and disk."""
+    """Two users of the same module, dataset and disk have a daemon each at the same time, and
+    directories that only they may enter."""
     system = environment_modules()
     cluster.offer(__version__, system)
     begin = (
@@ -328,7 +336,8 @@ def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
 
 
 def test_doctor_finds_mpi_beside_the_package(cluster: Cluster) -> None:
-    """The interpreter alone does not know the directory."""
+    """doctor finds an mpi4py in the directory of Monarch's installation, which the interpreter does
+    not search by itself."""
     prefix = install(cluster.place / "opt" / "own", cluster.python)
     packages = prefix / "lib" / PYTHON / "site-packages"
     own = packages / "mpi4py"
@@ -376,7 +385,8 @@ def test_a_site_without_a_configuration_is_told(cluster: Cluster) -> None:
 
 
 def test_the_python_of_the_job_is_no_matter(cluster: Cluster) -> None:
-    """The command ignores its variables and the user's ~/.local, and what it runs has them."""
+    """The command `monarch` ignores the job's Python variables and the user's ~/.local, but the
+    programs that it runs get these variables."""
     prefix = install(cluster.place / "opt" / "apart", cluster.python)
     own = cluster.place / ".local" / "lib" / PYTHON / "site-packages"
     own.mkdir(parents=True)
@@ -396,7 +406,8 @@ def test_the_python_of_the_job_is_no_matter(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_pip_makes_such_an_installation(cluster: Cluster) -> None:
-    """Compared with what `install` makes, and moved as it is."""
+    """`pip install --prefix` makes the same commands as `install` above, and they work after the
+    installation was moved."""
     made, first = cluster.place / "opt" / "made", cluster.place / "opt" / "pip.first"
     install(made, cluster.python)
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(first)]

@@ -1,5 +1,5 @@
-"""`monarch report` and `monarch advise report`: of a real run whose ranks are killed, in a real
-browser; of runs that were made up; and of files that are no reports."""
+"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, shown in a
+real browser; for made-up runs; and for files that are not reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from monarch_py.report.recorded import load
 COUNT, SIZE, EPOCHS, READERS, RATE = 200, 100_000, 3, 4, 20e6
 # The background of the page in each colour scheme.
 DAY, NIGHT = (255, 255, 255), (20, 23, 26)
-# Each reader is forked anew for each epoch, and killed at its end.
+# In each epoch new readers are forked. Each reader kills itself when it has read its files.
 JOB = """
 import os, random, signal, sys
 root, epochs, readers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -61,13 +61,14 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """The time of the run by change, each by its first word."""
+    """Returns the simulated time of the run with each advised change [s], by the first word of the
+    change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 
 
 class Page(HTMLParser):
-    """A page's tables (by their names), its sentences, and all that it would load."""
+    """Parses a page: its tables by name, the number of its drawings, and all links in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -113,7 +114,8 @@ def page_of(monarch: Monarch, file: Path, *words: str) -> tuple[Path, Page]:
 def ran(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> tuple[Path, dict[str, Any]]:
-    """The report of a run whose tier has room for half of the files."""
+    """Runs a job whose tier has room for half of the files. Returns the file with the run's report,
+    and the report."""
     slow = slow_factory()
     for number in range(COUNT):
         path = slow.backing / f"class{number // 20:02}" / f"{number:04}.jpg"
@@ -154,13 +156,15 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.3)
     best = advice["changes"][0]["simulated_seconds"]
-    # With room for all of them the source gives each file once: a third, where it gave two.
+    # With room for all files, each file is read from the source once. In this run, the dataset was
+    # read 1 + 2 / 2 times.
     assert best == pytest.approx(advice["simulated_seconds"] / 2, rel=0.2)
     look_at(output)
 
 
 def look_at(output: Path) -> None:
-    """Looks at the page in a browser: on a desk by day, on a telephone by night."""
+    """Checks what a browser shows of the page: on a wide screen in the light colour scheme, and on
+    a narrow screen in the dark one."""
     desk = shot(output, 1280)
     phone = shot(output, 400, "--blink-settings=preferredColorScheme=0")
     for picture, paper in ((desk, DAY), (phone, NIGHT)):
@@ -170,12 +174,13 @@ def look_at(output: Path) -> None:
             assert (abs(picture.astype(int) - colour).sum(axis=2) < 30).sum() > 100, colour
         # Nothing is wider than the page: its margin is empty.
         assert (picture[:, -12:] == paper).all()
-    # By night letters are light, those of the figures too: below the heading "What happened".
+    # In the dark scheme all letters are light, also those of the figures, which are below the
+    # heading "What happened".
     assert (phone[1100:2600].min(axis=2) > 200).sum() > 1000
 
 
 def shot(output: Path, width: int, *words: str) -> np.ndarray[Any, Any]:
-    """What Chromium shows of the page, as (height, width, 3) bytes."""
+    """Returns a picture of the page in Chromium, as (height, width, 3) bytes."""
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("chromium is missing; install the package chromium")
@@ -213,7 +218,7 @@ def test_a_daemon_that_runs(served: Session) -> None:
 def test_a_run_with_a_daemon_that_has_served_before(
     served: Session, source: Path, tmp_path: Path
 ) -> None:
-    """The report is of the run alone."""
+    """The report covers only the run, although its daemon has served other programs before."""
     for _ in range(3):
         served.run(["cat", source / "a", source / "b"], check=True)
     file = tmp_path / "run.json"
@@ -229,7 +234,8 @@ def test_a_run_with_a_daemon_that_has_served_before(
 def test_more_files_than_groups(
     session_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups tell as much of each tier as `monarch ls` does, file by file."""
+    """If there are more files than groups, the sums over the groups are those over the files that
+    `monarch ls` lists, for each tier."""
     groups = 20
     monkeypatch.setattr("monarch_py.commands.record.MOST_GROUPS", groups)
     source, places = tmp_path / "many", (tmp_path / "a", tmp_path / "b")
@@ -258,7 +264,7 @@ def test_more_files_than_groups(
 
 
 def test_a_daemon_that_is_killed(session: Session, monarch: Monarch, tmp_path: Path) -> None:
-    """What it has counted is lost, and the report says so."""
+    """If the daemon is killed during a run, its counts are lost, and `monarch report` says so."""
     file = tmp_path / "run.json"
     kill = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
     session.start()
@@ -276,14 +282,15 @@ def test_a_daemon_that_is_killed(session: Session, monarch: Monarch, tmp_path: P
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of a page's words alone: drawing its figures takes most of a page's time."""
+    """Leaves out the figures, for tests of a page's text. Drawing the figures takes most of the
+    time."""
     monkeypatch.setattr("monarch_py.report.figures._svg", lambda _: "<svg></svg>")
 
 
 def test_the_page_loads_nothing(monarch: Monarch, tmp_path: Path) -> None:
     output, page = page_of(monarch, write(made_report(), tmp_path))
     assert all(link.startswith(("#", "data:")) for link in page.loaded)
-    # Names of SVG's own formats; nobody fetches them.
+    # SVG files name their formats by such addresses, but no browser fetches these.
     others = {url for url in re.findall(r"//([^/\s]+)/", output.read_text())}
     assert others <= {"www.w3.org"}
 
@@ -299,7 +306,8 @@ def test_names_are_no_markup(monarch: Monarch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """Of two epochs of twice as many opens, the first has half of its opens before any copy."""
+    """With `--epochs 2`, a run of four epochs is shown as two. In the first one, half of the opens
+    came before there were copies."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -331,8 +339,9 @@ TIERS = (("raise", 1), ("put", 4))
 
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
-    """Of a run that the source limits: it has read the dataset 1 + 3 / 2 times. With room for all
-    files it reads it once, and the tier three times."""
+    """The advice says how long a run with more room would take. This run, which its source limits,
+    has read the dataset 1 + 3 / 2 times from the source. With room for all files, it would be read
+    once from the source and three times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)
@@ -344,8 +353,8 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
-    """A quota within the tier's file system, and a RAM tier within half of the memory that the
-    training has left when it needed most."""
+    """The advised quota fits into the tier's file system. The advised RAM tier fits into half of
+    the memory that was free when the training needed most."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB
@@ -362,7 +371,8 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
-    """What they did cannot be told apart from what the run did."""
+    """If other jobs used the daemon, no change is advised, because their reads cannot be told apart
+    from those of the run."""
     file = write(made_report(epochs=4, share=0.5, other_jobs=2), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["changes"] == []
@@ -403,7 +413,8 @@ def test_workers_that_only_wait(monarch: Monarch, tmp_path: Path) -> None:
 
 
 def test_a_plan_for_several_nodes(monarch: Monarch, tmp_path: Path) -> None:
-    """Of one of four nodes, which has opened a quarter of the files in each epoch."""
+    """A plan is advised for a run on four nodes. The report is that of one node, which has opened a
+    quarter of the files in each epoch."""
     nodes: dict[str, Any] = {"members": [{}] * 4}
     report = made_report(files=4000, share=0.25, epochs=3, nodes=nodes)
     totals, history = report["totals"], report["history"]
@@ -506,7 +517,8 @@ ODD: tuple[Any, ...] = (0, 1, -1, 5000, 10**9, 10**17, 1e18, 1e-9, None, "x", []
 
 
 def places_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to all values of a document; of long lists only to the first ones."""
+    """Yields the paths to all values of a document. Of each list, only the first three elements are
+    visited."""
     if isinstance(document, dict | list):
         keys = list(document) if isinstance(document, dict) else range(min(3, len(document)))
         for key in keys:
@@ -521,7 +533,7 @@ def test_any_odd_value_is_taken_or_told_in_a_sentence(
     random = Random(seed)
     report = made_report(files=random.choice([1, 7, 1000, 10**6]), epochs=random.choice([1, 30]))
     for path in random.sample(list(places_in(report)), 2):
-        with suppress(LookupError, TypeError):  # the first change has removed the second's place
+        with suppress(LookupError, TypeError):  # the first change may have removed the second path
             at = report
             for name in path[:-1]:
                 at = at[name]
@@ -538,7 +550,8 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
     assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
-    # Where an administrator has installed Monarch, pip would put it where it is not looked for.
+    # If the user may not write to Monarch's packages, pip would install the package in a directory
+    # that Monarch does not search.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     packages = Path(monarch_py.__file__).parents[1]

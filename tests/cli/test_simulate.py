@@ -1,4 +1,4 @@
-"""`monarch simulate` as a user meets it: what is printed, drawn, refused."""
+"""The command `monarch simulate`: what it prints, draws and refuses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Run = Callable[..., Said]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`monarch simulate WORDS` in this process."""
+    """Returns a function that runs `monarch simulate WORDS` in this process."""
     monkeypatch.delenv("LD_PRELOAD", raising=False)
 
     def run(*words: str, width: int = 200) -> Said:
@@ -61,7 +61,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Callable[..., str]:
-    """Writes a scenario: the one above with changes; None removes a key."""
+    """Returns a function that writes `SCENARIO` with changes to a file, and returns the file's
+    path. The value None removes a key."""
 
     def write(**changes: Any) -> str:
         path = tmp_path / "mine.yaml"
@@ -88,7 +89,7 @@ def test_the_table_tells_every_policy(run: Run, scenario: Callable[..., str]) ->
 def test_the_table_has_80_columns_at_most(
     run: Run, scenario: Callable[..., str], rate: str
 ) -> None:
-    """Milliseconds to years: no number is cut, and no line is folded on a common terminal."""
+    """The table has at most 80 columns, whether its times are milliseconds or years."""
     rates = {name: rate for name in ("compute", "preprocess", "network")}
     said = run(scenario(rates=rates, assumptions=[]))
     assert said.status == 0, said.err
@@ -102,7 +103,7 @@ def test_a_narrow_terminal_loses_no_number(
 ) -> None:
     words = (scenario(), "-p", "naive", "-p", "staging-buffer")
     wide = run(*words).out
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # makes rich treat the output as a terminal
     monkeypatch.setenv("NO_COLOR", "1")
     narrow = run(*words, width=50).out
     assert max(map(len, narrow.splitlines())) <= 50
@@ -140,7 +141,7 @@ def test_the_list_has_policies_and_scenarios(run: Run) -> None:
         assert re.search(rf"\b{name}\b", said.out), name
     assert "NoPFS fig. 8, case 1" in said.out
     lines = said.out.splitlines()
-    # First the daemon's own policies, then what a scenario is chosen from.
+    # The daemon's own policies come first.
     headings = [line.partition(":")[0] for line in lines if line and not line.startswith(" ")]
     assert headings == ["Policies", "Other policies", "Scenarios"]
     assert lines[1].split()[0] == "first-fit"
@@ -148,7 +149,7 @@ def test_the_list_has_policies_and_scenarios(run: Run) -> None:
 
 def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
     said = run("nopfs_fig8_1", "-p", "perfect", "--json")
-    # 49,920 files of 784 bytes at 64 MiB/s on each of 4 nodes, five times.
+    # Five epochs of 49,920 files of 784 bytes. Each of the 4 nodes reads a quarter at 64 MiB/s.
     total = json.loads(said.out)["policies"]["perfect"]["total_seconds"]
     assert total == pytest.approx(5 * 49_920 * 784 / 4 / (64 * 2**20))
 
@@ -294,7 +295,8 @@ def test_the_worked_example_gives_what_the_page_says(run: Run, tmp_path: Path) -
     page = (PAGES / "simulator.md").read_text().partition("\n## The model")[0]
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     rows = re.findall(r"^\| `([a-z-]+)`[^|]*\| ([\d,]+) s \|", page, re.M)
-    # A fiftieth of it, in a fiftieth of the time; the staging buffer keeps room for batches.
+    # The example is run at a fiftieth of its size, and takes a fiftieth of the time. Only the
+    # staging buffer is larger than a fiftieth, so that it has room for batches.
     small = example.replace("1281167", "25623").replace("48GiB", "983MiB")
     small = small.replace("2GiB, threads", "160MiB, threads")
     (tmp_path / "mine.yaml").write_text(small)

@@ -18,7 +18,8 @@ from monarch_py.ipc.jobs import Jobs
 
 
 def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None:
-    """Job 1 starts and stops it; job 2 runs a command under it meanwhile."""
+    """While a command of job 2 uses the daemon that job 1 has started, job 1 can neither clear nor
+    stop it."""
     one, two = {"MONARCH_JOB": "day-1", **site.of(0)}, {"SLURM_JOB_ID": "98765432", **site.of(1)}
     assert site.command_line("start", **one).returncode == 0
     pid = int(site.connection.ask("where")["pid"])
@@ -59,14 +60,15 @@ def test_a_job_that_has_ended_holds_no_daemon(
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    os.utime(note, (0, 0))  # it was noted long ago, and no process of it is left
+    os.utime(note, (0, 0))  # the job was noted long ago, and none of its processes is left
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")
     assert not note.exists()
 
 
 def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSession) -> None:
-    """Job A starts and stops it; B runs a command meanwhile, and C says `start`, then stops it."""
+    """`monarch run` of job B does not stop the daemon of job A at its end, because job C has run
+    `monarch start` meanwhile. `monarch stop` of job C stops it."""
     a, b, c = ({"MONARCH_JOB": name, **site.of(0)} for name in "ABC")
     assert site.command_line("start", **a).returncode == 0
     pid = int(site.connection.ask("where")["pid"])
@@ -107,7 +109,8 @@ def test_a_daemon_that_is_left_to_a_program_ends_with_it(
 def test_no_job_starts_while_another_one_stops_the_daemon(
     site: SiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job B starts between A's look at the jobs and the daemon's end."""
+    """If job B runs `start` after A's `stop` has looked for other jobs, B waits for the end of A's
+    daemon, and starts a daemon of its own."""
     assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
     look, started = Jobs.others, []
 
@@ -142,7 +145,7 @@ def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
         assert done.stdout.startswith("the daemon stays, because job B uses the daemon too; ")
 
 
-# The variables with the numbers of a job and of an element.
+# The variable with a job's number -> the variable with the number of its array element.
 ARRAYS = {"LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
 
 
@@ -158,7 +161,8 @@ def test_elements_of_an_array_are_jobs(site: SiteSession, job: str) -> None:
 
 
 def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
-    """A command in another PID namespace cannot see them."""
+    """A command in another PID namespace neither stops the daemon nor clears its copies, because it
+    cannot see the processes of the jobs outside."""
     apart = ["unshare", "--fork", "--pid", "--mount-proc"]
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("needs root, or the right to make PID namespaces")

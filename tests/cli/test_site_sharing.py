@@ -1,4 +1,4 @@
-"""Who shares the site's daemon, and what a user is told of it."""
+"""Which configurations share the site's daemon, and what the commands tell users about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from monarch_py.ipc.session import SessionDir, link_session
 
 
 def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
-    """So that the log of a job that has ended can be read without a file's name."""
+    """Commands without a configuration use the site's. So a user can read the log of a job that has
+    ended without naming a file."""
     done = site.command_line("logs")
     assert (done.returncode, done.stderr.split(" has left a log")[0]) == (
         3,
@@ -52,7 +53,7 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert hits(site, 1, MONARCH_CONFIG=str(files[1])) == 6
     for words in (["status", "-c", str(files[1])], ["config", "check", "-c", str(files[0])]):
         assert site.command_line(*words).returncode == 0
-    # A file that gets tiers of its own means a session of its own.
+    # A file with tiers of its own has a session of its own.
     tier = site.directory / "own"
     tier.mkdir()
     text = f"hierarchy:\n- mount_point: {tier}\n  max_storage_quota: 1MiB\n"
@@ -61,7 +62,8 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert done.returncode == 0, done.stderr
     assert site.command_line("status", "-c", str(files[1])).returncode == 3
     assert site.connection.runs()
-    # And back, once its own daemon has ended.
+    # Once the daemon of that session has ended, the file without tiers uses the site's session
+    # again.
     assert site.command_line("start", "-c", str(files[1])).returncode == 0
     files[1].write_text(f"sources: [{site.datasets[1]}]\n")
     done = site.command_line("start", "-c", str(files[1]))
@@ -100,7 +102,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """Whoever names a dataset is told that no daemon serves; who has only the module is not."""
+    """A program warns that no daemon serves only if a dataset is named. It is silent if only the
+    site's module is loaded."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")
@@ -136,7 +139,7 @@ def test_the_copies_of_a_killed_daemon_are_known_until_they_are_removed(
     pid = int(DaemonConnection(session).ask("where")["pid"])
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid), what="the daemon's end")
-    file.write_text(said)  # it takes the site's tiers now
+    file.write_text(said)  # the file now uses the site's tiers
     assert site.command_line("config", "check", "-c", str(file)).returncode == 0
     assert session.control.exists()
     with pytest.raises(SessionError, match="has left copies in them; remove them with `monarch s"):

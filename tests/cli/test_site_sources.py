@@ -25,14 +25,14 @@ from monarch_py.ipc.connection import DaemonConnection
 
 @pytest.fixture(scope="module", autouse=True)
 def old_datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Made before the first test: of what changed just now, copies are recorded and
-    listings are told later."""
+    """Datasets made before the first test, so that they are old. Copies and listings of files and
+    directories that changed just now are recorded or served only later."""
     return make_datasets(tmp_path_factory.mktemp("old"))
 
 
 @pytest.fixture
 def old_site(tmp_path: Path, old_datasets: list[Path]) -> Iterator[SiteSession]:
-    """With datasets that the test changes nothing of."""
+    """A site's session with `old_datasets`, for tests that do not change them."""
     session = SiteSession(tmp_path, old_datasets)
     yield session
     session.stop_all()
@@ -49,7 +49,7 @@ def test_a_job_adds_its_dataset_to_the_daemon_of_another(site: SiteSession) -> N
     site.wait_all_present()
     assert site.connection.ask("where")["pid"] == pid
     assert present(site) == {"one": 6, "two": 6}
-    assert len(site.status()["tiers"]) == 1  # of which both have a share
+    assert len(site.status()["tiers"]) == 1  # both datasets share it
     assert hits(site, 0) == hits(site, 1) == 6
     done = site.command_line("start", "--source", str(site.datasets[1]))
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,7 +67,8 @@ for line in sys.stdin:
 
 
 def test_a_program_that_runs_already_is_served_too(old_site: SiteSession) -> None:
-    """It began before the source was there, below the source, and names its files relatively."""
+    """A program that was started before its source was added is served from copies. Its working
+    directory is the source, and it names the files by relative paths."""
     site = old_site
     assert site.command_line("start", **site.of(0)).returncode == 0
     program = subprocess.Popen(
@@ -111,7 +112,8 @@ def test_a_program_that_runs_already_is_served_too(old_site: SiteSession) -> Non
 
 
 def test_changes_in_an_added_source_are_seen(site: SiteSession) -> None:
-    """One file is open for writing when the source is added, another one is written later."""
+    """A program reads the new bytes of a file that was open for writing when the source was added,
+    and of a file that was written later."""
     assert site.command_line("start", **site.of(0)).returncode == 0
     early, late = site.datasets[1] / "a", site.datasets[1] / "b"
     with early.open("r+b") as writer:

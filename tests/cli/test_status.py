@@ -1,4 +1,4 @@
-"""`status` and the report: what it says, and that docs/status.md says the same."""
+"""`monarch status`: its text and its report, which has the fields that docs/status.md describes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONLY_WITH_HISTORY = {"history", "files", "rooms", "memory_bytes", "other_jobs"}
 
 
 def documented(heading: str) -> list[tuple[str, str]]:
-    """(field, meaning) of the first table below a heading of docs/status.md."""
+    """Returns (field, meaning) for each row of the tables below a heading of docs/status.md."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (?:.*?\| )?(.*) \|$", section, re.M)
     assert rows, heading
@@ -52,7 +52,7 @@ REASONS = {reason.name.lower() for reason in Reason} - {"none"}
 
 
 def fields_of_columns(heading: str) -> set[str]:
-    """The fields of a table whose rows may have several of them."""
+    """Returns the fields of a table in which one row may describe several fields."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?`) \| list", section, re.M)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
@@ -82,8 +82,8 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert set(report["sources"][0]) == fields("Each of `sources`")
     assert set(report["totals"]) == fields("`totals`")
     assert report["plans"] == []
-    assert report["staging"] is None  # without one; test_staging.py has one
-    assert report["nodes"] is None  # without others; the next test has one
+    assert report["staging"] is None  # no staging area here; test_staging.py has one
+    assert report["nodes"] is None  # no other nodes here; the next test has one
     assert report["schema"] == SCHEMA_VERSION
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
 
@@ -114,7 +114,8 @@ def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None
 
 
 def test_what_else_the_advice_needs(served: Session) -> None:
-    """How much a tier could hold, and how much memory the groups of this process leave."""
+    """The report says how many bytes each tier could hold, and how much memory the cgroups of this
+    process leave."""
     report = of_session(served, "--history")
     system = os.statvfs(served.tiers[0])
     room = report["rooms"][0] - report["tiers"][0]["used_bytes"]
@@ -213,7 +214,8 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
     report = of_session(served)
     pid, used = report["pid"], report["tiers"][0]["used_bytes"]
     assert re.match(rf"Daemon {pid} \(version \S+\): serving for \d+ s, 0 fills pending", lines[0])
-    # No terminal: plain text, a line for each row, no column without a name or a cell.
+    # The output is not a terminal. So it is plain text with one line for each row, and every column
+    # has a name and a cell in each row.
     rows = [re.split(" {2,}", line) for line in lines]
     assert rows[2:5] == [
         ["Tiers"],
@@ -243,7 +245,8 @@ def shown(session: Session, width: int, *words: str) -> str:
 
 @pytest.mark.parametrize("width", cases([40, 80], short=[40]))
 def test_a_narrow_terminal_cuts_nothing(served: Session, width: int) -> None:
-    """Paths stand whole, on a line of their own where the table would be too wide."""
+    """On a narrow terminal no path is cut. If a table would be too wide, its paths are printed on
+    lines of their own."""
     for words in (["status"], ["status", "--all"], ["status", "--open"]):
         lines = shown(served, width, *words).splitlines()
         text = " ".join(" ".join(lines).split())
@@ -296,7 +299,8 @@ sys.stdin.read()
 
 @contextmanager
 def holding(session: Session, how: str, *paths: Path, preload: bool = True) -> Iterator[int]:
-    """A process that has these files open, or the first one mapped, until the block's end."""
+    """Runs a process that keeps the files open until the block's end. If `how` is "map", it maps
+    the first file and closes its descriptor. Yields the process ID."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, how, *map(str, paths)],
         env=session.env(preload),

@@ -1,5 +1,5 @@
-"""The summary of `monarch run`: its numbers against a source that counts, its lines against 80
-columns, and what it says where something is to be done."""
+"""The summary of `monarch run`: its numbers match those that the source has counted, its lines fit
+into 80 columns, and it says what the user should change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# Every way to read that is counted: each file as a whole, by another call.
+# Reads each file as a whole. The files take turns in how they are read, among all ways of reading
+# that are counted.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]
@@ -89,8 +90,8 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    # Else an open would drop pages that a fill has brought and not copied yet, and the source would
-    # be asked for them twice.
+    # Without `keep_pages`, an open would drop pages from the page cache that a fill has read but
+    # not copied yet. They would then be read from the source twice.
     source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)
@@ -98,7 +99,7 @@ def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 
 def run(session: Session, *words: str) -> tuple[dict[str, Any], list[str]]:
-    """The JSON report and the summary of a run."""
+    """Runs a command under `monarch run`. Returns the JSON report and the lines of the summary."""
     file = session.directory / "run.json"
     done = session.monarch("run", "--json", str(file), "--", *words)
     assert done.returncode == 0, done.stderr
@@ -110,7 +111,7 @@ def run(session: Session, *words: str) -> tuple[dict[str, Any], list[str]]:
 def test_what_programs_have_read_is_not_counted_twice(
     session_factory: Factory, slow: SlowSource
 ) -> None:
-    """Their reads are the fills."""
+    """If a copy is made from what a program has read, the bytes are counted once."""
     session = session_factory(slow.mountpoint)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
@@ -134,13 +135,14 @@ def test_what_the_source_gave_is_what_it_has_counted(
     session = session_factory(slow.mountpoint, tiers=tiers, **IN_UNITS | more)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
-    # What goes past the library is counted though fills may have read the pages before.
+    # Reads that the library does not handle are counted even if a fill has read the same pages
+    # before. So they are left out if all files are filled.
     ways = ["by_read", "by_pread"] if why == "all is filled" else ["by_"]
     report, lines = run(session, sys.executable, "-c", WAYS, str(slow.mountpoint), *ways)
     totals = report["run"]["totals"]
     fills, own = (totals[f"source_bytes_read_by_{who}"] for who in ("fills", "programs"))
     assert totals["opens"] == COUNT
-    # Where fills and readers meet, the pages that one of them has read are the other's too.
+    # If a fill and a program read the same pages, both count them, but the source gives them once.
     most = 1.1 if why == "all is filled" else 1.02
     assert 0.98 <= (fills + own) / (slow.counts()["bytes_read"] - before) <= most
     assert (fills > own) is (why == "all is filled")
@@ -171,7 +173,7 @@ def test_the_quota_that_is_named_holds_all(
     tiers = [{"mount_point": tier, "max_storage_quota": MIB}]
     session = session_factory(source, tiers=tiers, prefetch="eager")
     large = f"{source}/large"
-    # The command ends when the daemon has looked for room.
+    # The command ends once the daemon has found no room for the file.
     is_refused = f"{sys.executable} -m monarch_py ls {large} | grep -q 'no room'"
     _, lines = run(session, "sh", "-c", f"cat {large} >/dev/null; until {is_refused}; do :; done")
     text = " ".join(" ".join(lines).split())
@@ -353,7 +355,8 @@ def test_what_the_configuration_leaves_out_is_said() -> None:
 def test_what_a_run_has_read_is_not_said_to_be_unused(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The summary comes before the daemon's next turn."""
+    """Copies of files that the run has just read are not called unused, although the summary may be
+    made before the daemon's loop has counted these reads."""
     slow = slow_factory()
     for number in range(200):
         (slow.backing / f"{number:03d}").write_bytes(b"x" * 20_000)

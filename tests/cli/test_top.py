@@ -31,7 +31,7 @@ from monarch_py.report.top import View
 
 
 class Terminal:
-    """A pseudo-terminal on which a command runs, and what is to be seen on it."""
+    """A pseudo-terminal on which a command runs, and the screen that it shows."""
 
     def __init__(self, columns: int, lines: int = 30) -> None:
         self.screen = pyte.Screen(columns, lines)
@@ -41,7 +41,8 @@ class Terminal:
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, size)
 
     def wait(self, *texts: str, timeout: float = 30) -> str:
-        """The screen, once all these texts are on it."""
+        """Waits until all these texts are on the screen, for at most `timeout` [s]. Returns the
+        screen."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
             shown = "\n".join(self.screen.display)
@@ -51,7 +52,7 @@ class Terminal:
         raise AssertionError(f"{texts} are not all among:\n{shown}")
 
     def read(self) -> None:
-        """Takes in what the command has written, within 0.1 s."""
+        """Updates the screen with what the command writes within 0.1 s."""
         if select.select([self.ours], [], [], 0.1)[0]:
             self._stream.feed(os.read(self.ours, 65536))
 
@@ -75,7 +76,7 @@ def running(session: Session, terminal: Terminal) -> Iterator[subprocess.Popen[b
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, old_source: Path) -> Iterator[Session]:
-    """One for all tests that only look at it, or read files."""
+    """One session for all tests that only query the daemon or read files."""
     with Session(tmp_path_factory.mktemp("looked_at"), old_source, prefetch="eager") as session:
         session.start().wait_all_present()
         yield session
@@ -92,7 +93,8 @@ def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> Non
 
 
 def test_rates_are_right_within_a_look(session: Session) -> None:
-    """A program opens one file again and again, and counts its opens itself."""
+    """The highest rate of opens that is shown differs from the rate that the program itself has
+    counted by less than a factor of two."""
     code = (
         "import sys, time\n"
         "end, n = time.monotonic() + float(sys.argv[2]), 0\n"
@@ -127,7 +129,8 @@ def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
 
 
 def test_the_first_looks_show_the_programs(session: Session) -> None:
-    """The files that programs have open are asked for at once, and every 5 s after that."""
+    """The first looks show the files that programs have open. `monarch top` asks for them at once,
+    and again every 5 s."""
     code = "import sys; f = open(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(session.source / "a")],
@@ -143,7 +146,7 @@ def test_the_first_looks_show_the_programs(session: Session) -> None:
 
 
 def test_a_signal_leaves_the_terminal_in_order(session: Session) -> None:
-    terminal, full_screen = Terminal(100), 1049 << 5  # as pyte notes a private mode
+    terminal, full_screen = Terminal(100), 1049 << 5  # pyte's number for the private mode 1049
     with running(session, terminal) as process:
         terminal.wait("opens")
         assert not termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
@@ -166,7 +169,8 @@ def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expecte
         monkeypatch.setattr(sys, "stdin", stdin)
         keyboard.write(keys)
         assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
-        # A look at the daemon may take longer than the interval between two looks.
+        # The keys also count if the time for them is over already: a look at the daemon may take
+        # longer than the interval between two looks.
         keyboard.write(keys)
         assert _is_quit(time.monotonic() - 1, has_keys=True) == expected
 
@@ -179,7 +183,7 @@ def test_it_ends_with_its_daemon(session_factory: Factory, source: Path) -> None
         assert process.wait(20) == 3
 
 
-# --- of reports alone ---------------------------------------------------------------------------
+# --- rates from reports -------------------------------------------------------------------------
 
 
 def report(uptime_s: float, **totals: float) -> dict[str, Any]:

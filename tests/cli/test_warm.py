@@ -1,4 +1,4 @@
-"""`monarch warm`: what it fills, what it says, and what becomes of it when it is interrupted."""
+"""`monarch warm`: which files it has copied, and what it says."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from monarch_py.storage.tiers import tier_root
 
 @pytest.fixture
 def session(session_factory: Factory, source: Path) -> Session:
-    """Fills only what is named."""
+    """A session whose daemon copies only the files that `monarch warm` names."""
     return session_factory(source, prefetch="none").start()
 
 
-# --- what is named ------------------------------------------------------------------------------
+# --- paths that are named -----------------------------------------------------------------------
 
 
 def test_a_file_a_directory_and_everything(session: Session, source: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_file_a_directory_and_everything(session: Session, source: Path) -> No
 @pytest.mark.parametrize(("null", "by_stdin"), [(False, True), (True, False)])
 def test_a_list(session: Session, source: Path, null: bool, by_stdin: bool) -> None:
     odd = source / ("new\nline" if null else "with space")
-    # The daemon is running: it must not meet the file before the file has its bytes.
+    # The daemon runs already. It must not find the file before the file has its bytes.
     (session.directory / "new").write_bytes(b"odd")
     (session.directory / "new").rename(odd)
     end = b"\0" if null else b"\n"
@@ -119,7 +119,7 @@ def test_without_a_file_to_copy_no_share_of_nothing_is_told(progress: Progress, 
     assert _text(progress, 0.0, None) == text
 
 
-# --- what means nothing -------------------------------------------------------------------------
+# --- paths that cannot be copied ----------------------------------------------------------------
 
 
 def test_no_daemon(session_factory: Factory, source: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_cannot_be_filled_is_named_and_the_rest_goes_on(
     assert (report["filled_files"], report["filled_bytes"]) == (1, FILES["b"])
     assert report["at_source"] == {"excluded": 1}
     assert present(session) == 1
-    # In everything, files that are left out are no mistake of the user's.
+    # If the user names no path, files that the configuration leaves out are not errors.
     done = warm(session)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("; 1 (0 B) stay at the source: 1 excluded\n")
@@ -183,7 +183,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """What was named alone: another file that did not fit is left out."""
+    """The quota that `monarch warm` proposes holds the files that were named. It does not include
+    another file that did not fit."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -204,7 +205,8 @@ def test_the_quota_that_is_named_holds_what_did_not_fit(
 def test_a_tier_that_was_lost_is_named_where_files_have_no_room(
     session_factory: Factory, source: Path, tmp_path: Path, has_another: bool
 ) -> None:
-    """With another tier that holds them all, nothing is amiss."""
+    """If a tier was lost and no other tier has room for the files, `monarch warm` names the lost
+    tier and fails. If another tier holds all files, it succeeds."""
     tiers = [{"mount_point": tmp_path / "lost", "max_storage_quota": MIB}]
     if has_another:
         tiers.append({"mount_point": tmp_path / "other", "max_storage_quota": MIB})
@@ -240,7 +242,8 @@ def test_everything_is_switched_off(session_factory: Factory, source: Path) -> N
 def test_what_was_removed_after_the_scan_is_gone(
     session: Session, source: Path, is_there: bool
 ) -> None:
-    """Whether it had a copy or not; what was not removed is filled."""
+    """A file that was removed after the scan is reported as gone, whether it had a copy or not. The
+    other files are copied."""
     session.wait_scanned()
     if is_there:
         assert warm(session).returncode == 0
@@ -289,8 +292,9 @@ def test_files_that_the_scan_has_not_met_yet(
 
 @pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
-    """Its names and attributes, and its files are served from copies; `warm` is told of what lies
-    above it, which the scan has met."""
+    """After `monarch warm`, a directory that was made after the scan is listed with the right names
+    and attributes, and its files are served from copies. `monarch warm` was given only directories
+    above it, which the scan has found."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):
@@ -314,11 +318,12 @@ for top, _, files in os.walk(sys.argv[1]):
     assert session.totals()["hits"] - before == said.count(" True ") == 6
 
 
-# --- copies that are there ----------------------------------------------------------------------
+# --- copies that exist already ------------------------------------------------------------------
 
 
 def read_all(session: Session, source: Path, *, preload: bool = True) -> str:
-    """Content and attributes of every file, and what is not there any more."""
+    """Returns the attributes and the first bytes of each file, or the error number if it does not
+    exist."""
     script = """
 import os, sys
 for name in sys.argv[2:]:
@@ -360,14 +365,15 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
 def test_a_file_whose_replacement_was_noticed_before(
     session_factory: Factory, source: Path
 ) -> None:
-    """The daemon has left it to the source; `warm` has it copied again."""
+    """If the daemon has noticed that a file was replaced, it leaves the file to the source until
+    `monarch warm` has it copied again."""
     session = session_factory(source, prefetch="none", revalidate=1).start()
     assert warm(session).returncode == 0
     (source / "fresh").write_text("another b")
     os.replace(source / "fresh", source / "b")
 
     def is_noticed() -> bool:
-        read_all(session, source)  # it compares while somebody asks
+        read_all(session, source)  # the daemon compares only while programs read
         return bool(session.status()["sources"][0]["bypass"].get("changed"))
 
     wait_until(is_noticed, what="the daemon's comparison", every=0.1)
@@ -389,7 +395,8 @@ def test_a_file_that_a_program_has_changed_stays_at_the_source(
 def test_copies_of_an_earlier_session_are_there(
     session_factory: Factory, old_source: Path, tmp_path: Path
 ) -> None:
-    """Also those that the daemon finds while `warm` runs."""
+    """`monarch warm` counts copies of an earlier session as already there, also those that the
+    daemon finds only while `monarch warm` runs."""
     many = Files(old_source.with_name("many")).wait_until_old().root
     tier = tmp_path / "kept"
     tier.mkdir()

@@ -1,4 +1,5 @@
-"""`monarch warm` on a source that takes its time: interrupted, beside others and a job, watched."""
+"""`monarch warm` on a slow source: it is interrupted, runs beside other commands and a job, and
+shows its progress."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 
 MANY = 60
-# More files than the engine is given at a time.
+# More files than the daemon gives to the copy engine at a time.
 BEYOND_ENGINE = ORDERS + 152
 
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """Sixty files of 10,000 bytes, one each 10 ms for every thread that reads."""
+    """A source with sixty files of 10,000 bytes, of which each open takes 10 ms."""
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
     mountpoint.mkdir()
     backing.mkdir()
@@ -69,7 +70,7 @@ def test_an_interrupt_takes_back_what_is_not_begun(
         out, err = command.communicate(timeout=30)
     assert (command.process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
-    # The engine has one thread, and thus one file in the making; 2,000 were in its queue.
+    # The engine has one thread, so it copies one file at a time. About 2,000 were in its queue.
     assert wanted(session) <= 1
     at_end = present(session)
     assert f": {at_end} files (" in out or f": {at_end - 1} files (" in out
@@ -111,7 +112,8 @@ def test_of_large_files_only_a_few_are_begun(
 def test_what_others_want_too_is_not_taken_back(
     session_factory: Factory, slow: SlowSource, prefetch: str
 ) -> None:
-    """Another command that did not wait; or all files, by the configuration."""
+    """Orders are not taken back if another command has ordered the same files, or if the
+    configuration wants all files."""
     slow.latency(open=0.05)
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()
@@ -136,7 +138,8 @@ def test_two_at_once_and_one_of_them_interrupted(
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
     with running(session, "warm") as one, running(session, "warm") as other:
-        # Both have ordered everything: this one, which does so too, began last.
+        # This command orders everything too, and began last. Once it has ended, the other two have
+        # ordered everything.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
         wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")
@@ -145,7 +148,7 @@ def test_two_at_once_and_one_of_them_interrupted(
         assert present(session) < count - 100
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
-    # Where it takes long it says how far it is.
+    # If the command takes long, it prints its progress, and nothing else.
     assert other.process.returncode == 0
     assert [line for line in err.splitlines() if " left" not in line] == []
     assert present(session) == session.totals()["fills"] == count
@@ -162,7 +165,7 @@ def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])
 def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
-    # The files that are read are still in the daemon's queue.
+    # There are so many files that those which the program reads are still in the daemon's queue.
     more = Files(slow.backing).add_many(BEYOND_ENGINE, 10, prefix="g")
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()
@@ -203,7 +206,7 @@ def test_what_the_source_does_not_give_fails_the_command_and_is_tried_again(
     assert (done.returncode, present(slow_session)) == (0, MANY)
 
 
-# --- how far it is ------------------------------------------------------------------------------
+# --- progress -----------------------------------------------------------------------------------
 
 
 def test_a_bar_on_a_terminal(slow_session: Session) -> None:

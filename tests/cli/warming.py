@@ -1,4 +1,4 @@
-"""Running `monarch warm`, and what the daemon then says."""
+"""Runs `monarch warm`, and asks the daemon how many files have copies."""
 
 from __future__ import annotations
 
