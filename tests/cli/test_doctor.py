@@ -192,7 +192,7 @@ def test_a_site_leaves_the_dataset_to_its_users(session: Session) -> None:
 def test_what_mpi_says_of_itself(
     here: Session, monkeypatch: pytest.MonkeyPatch, script: str, level: str, said: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # mpi4py need not be installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # no mpi4py is needed
     monkeypatch.setattr(doctor, "MPI_VERSION", script)
     monkeypatch.setattr(doctor, "MPI_S", 0.2 if "sleep" in script else doctor.MPI_S)
     finding = found(here, "many nodes")

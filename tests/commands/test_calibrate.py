@@ -63,13 +63,14 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
     assert told == [f"source {place / 'source'}", f"tier {place / 'tier'}"]
     for curve in (measured.source, *measured.read, *measured.write):
         assert tuple(curve) == THREADS
-        # Between a floppy disk and what any memory gives.
+        # From the rate of a floppy disk to more than that of any memory [bytes/s].
         assert all(1e4 < rate < 1e12 for rate in curve.values())
     assert left(place) == []
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that take 50 ms each, whatever is done meanwhile: six in a row, or four at once."""
+    """The rate for a number of threads is that of all these threads together. Each read of a file
+    takes 50 ms here, whatever other threads do meanwhile."""
 
     def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)
@@ -111,7 +112,7 @@ def test_the_scenario_loads_and_can_be_simulated(place: Path) -> None:
     assert isinstance(perfect, Result)
     assert isinstance(first_fit, Result)
     assert perfect.total_seconds <= first_fit.total_seconds
-    # All of it fits: only the first epoch reads the source.
+    # The whole dataset fits into the tier, so only the first epoch reads the source.
     assert first_fit.share["pfs"] == pytest.approx(1 / scenario.epochs, abs=0.1)
 
 
@@ -239,7 +240,7 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     assert "measuring" not in done.stderr
 
 
-# A tier so slow that there is time to cancel it.
+# Measures a tier so slowly that a test has time to cancel the command.
 SLOW = """
 import time
 from monarch_py import cli

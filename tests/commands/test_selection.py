@@ -1,4 +1,4 @@
-"""What is meant, of a catalog that grows while it is looked at."""
+"""The selection of files by paths, in a catalog that grows while it is searched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from monarch_py.native import Kind
 
 
 class Growing:
-    """A catalog of files, in which two more stand at every look at its length."""
+    """A catalog of files. It gets two more files each time its length is read, and each time a file
+    is looked up."""
 
     def __init__(self) -> None:
         self.entries = np.zeros(100, dtype=ENTRY)
@@ -45,6 +46,6 @@ def test_a_file_that_is_found_last_of_all_is_met_at_once(tmp_path: Any) -> None:
     named = PathSelection([(str(tmp_path),)], [str(tmp_path / "new")], reader)
     assert list(named.unknown) == [(0, "new")]
     del catalog.find
-    entry = catalog.length + 3  # of the two looks of `meet`, the second takes it
+    entry = catalog.length + 3  # `meet` reads the length, then looks up the file
     assert named.meet(reader).tolist() == [entry]
     assert not named.unknown

@@ -1,4 +1,5 @@
-"""`monarch sweep`: what killed daemons left goes, what runs or is persistent stays."""
+"""`monarch sweep` removes what killed daemons have left. It keeps what running daemons use, and
+persistent copies."""
 
 from __future__ import annotations
 
@@ -33,13 +34,14 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture(scope="module", autouse=True)
 def old_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Made before the first test: copies of files that changed just now are recorded later, so that
-    the test with these files stands last."""
+    """Files for the last test. They are made before the first test, so that they are old by then:
+    copies of files that changed just now are recorded only later."""
     return Files(tmp_path_factory.mktemp("old") / "source").add_many(COUNT, 3000)
 
 
 def tiers(tmp_path: Path) -> list[dict[str, object]]:
-    """One that has room for some files and is not persistent, before one that is."""
+    """Returns the settings of two tiers: a tier that is not persistent and has room for only some
+    of the files, and a persistent tier."""
     found = []
     for name, quota in (("ram", 32 << 10), ("ssd", 16 * MIB)):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -80,7 +82,8 @@ def test_what_runs_stays_until_it_is_stopped(
 def test_a_daemon_outside_the_container_is_stopped(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """Its process cannot be seen in another PID namespace."""
+    """`monarch sweep --stop` in a PID namespace of its own stops a daemon outside, although it
+    cannot see the daemon's process."""
     apart = ["unshare", "--fork", "--pid", "--mount-proc"]
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("needs root, or the right to make PID namespaces")
@@ -118,8 +121,9 @@ def test_a_suspended_daemon_is_killed(
 def test_a_daemon_in_a_container_is_stopped(
     session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon in a pid namespace of its own is no process here that a lock names. One that is
-    suspended cannot be killed from here, so it is named."""
+    """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
+    the daemon's lock is not valid here. If such a daemon is suspended, it cannot be killed from
+    here, so `sweep` reports it."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -131,7 +135,7 @@ def test_a_daemon_in_a_container_is_stopped(
     assert session.daemon.wait(timeout=30) == 0
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
-    # No limit is long enough for a daemon that is suspended.
+    # A suspended daemon exceeds any limit, so the limits are short.
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 0.2)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.2)
     session.start(prefix=container)
@@ -192,7 +196,7 @@ def test_a_session_of_another_version_is_named(
     assert done.returncode == 1
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
-    # The end of the user's last job leaves nothing in shared memory all the same.
+    # `monarch sweep --stop`, which ends the user's last job, empties shared memory nevertheless.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0

@@ -1,4 +1,5 @@
-"""The sums that the C code records are those of the package xxhash, with which `verify` checks."""
+"""The checksums that the C code records are those of the Python package xxhash, with which `monarch
+verify` checks copies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from support.session import Session
 from monarch_py.ipc.catalog import CatalogReader
 
 BLOCK = 64 << 10
-# Around the ends of a block, of several, and of the 1 MiB that `verify` reads at a time.
+# Sizes around the ends of one block, of several blocks, and of the 1 MiB that `monarch verify` reads
+# at a time.
 SIZES = sorted({max(0, n * BLOCK + d) for n in (0, 1, 3, 16, 17) for d in (-1, 0, 1)})
 
 

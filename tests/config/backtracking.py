@@ -1,6 +1,6 @@
-"""What a glob means, as a regular expression: the second opinion on config.patterns.
+"""Translates a glob into a regular expression, for comparison with config.patterns.
 
-A plain translation. It backtracks: give it few stars and short names.
+The regular expression backtracks, so it is only for globs with few stars and for short names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 __all__ = ["glob_to_regex"]
 
-# One step of a glob. `**/` is taken together with its slash, because it also stands for nothing.
+# One step of a glob. `**/` is one step, because it may match nothing, not even its slash.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -18,9 +18,9 @@ _STEP = re.compile(
 
 
 def glob_to_regex(glob: str) -> str:
-    """The regular expression, for fullmatch on a relative path, of one glob.
+    """Returns the regular expression of a glob, for fullmatch with a relative path.
 
-    Raises ValueError for a glob that cannot be read.
+    Raises ValueError if the glob is malformed.
     """
     parts = [] if "/" in glob else ["(?:.*/)?"]
     at = 0
@@ -29,7 +29,7 @@ def glob_to_regex(glob: str) -> str:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # `a**/b` means that ** is glued to a name; its slash is then a slash.
+        # In `a**/b`, the stars follow a part of a name, so the slash must be matched too.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             parts.append(".*/")
         else:
@@ -53,7 +53,8 @@ def _translate(step: re.Match[str], glob: str) -> str:
 
 
 def _translate_set(step: re.Match[str], glob: str) -> str:
-    """A set of characters, built from its members: in a regex, `--` and `[` would mean more."""
+    """Translates a set of characters, one member after the other, because `--` and `[` have a
+    special meaning in a set of a regular expression."""
     rest, members = step["set"], []
     while rest:
         if len(rest) >= 3 and rest[1] == "-":
@@ -64,5 +65,5 @@ def _translate_set(step: re.Match[str], glob: str) -> str:
         else:
             members.append(re.escape(rest[0]))
             rest = rest[1:]
-    # A set never crosses a slash, not even a negated one.
+    # A set never matches a slash, not even a negated set.
     return f"(?!/)[{'^' if step['negate'] else ''}{''.join(members)}]"

@@ -1,4 +1,4 @@
-"""A place for configurations to speak of: a source, tiers, and what the disk can be."""
+"""Directories that the configurations of the tests name: sources, tiers, and special cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_py.errors import ConfigError
 
 
 class Site:
-    """A directory with a source and tiers, and configurations that speak of them as @."""
+    """A directory with sources and tiers. In configurations, @ stands for the directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,7 +37,8 @@ class Site:
         return str(caught.value)
 
     def check_refused(self, text: str, line: int, key: str, problem: str, hint: str) -> None:
-        """The message is 'FILE:LINE: key: problem; hint', in one line."""
+        """Checks that a configuration is refused with the message 'FILE:LINE: key: problem; hint',
+        on one line."""
         message = self.refusal(text)
         place = f"{self.file}:{line}: {key}: " if key else f"{self.file}:{line}: "
         assert message.startswith(place)

@@ -1,4 +1,5 @@
-"""The site's file, the user's, the environment and the command line: which of them decides."""
+"""Settings in the site's file, the user's file, the environment and the command line: which of them
+counts."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LEVEL = "hierarchy:\n- mount_point: @/ssd2\n  max_storage_quota: {}\n"
 
 
 class Layered(Site):
-    """A site's file beside the user's."""
+    """A directory with two configurations: the site's file and the user's file."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -51,7 +52,7 @@ def test_a_user_adds_the_datasets_path_alone(layered: Layered) -> None:
     config = layered.load("sources: [@/pfs]\n")
     assert [source.path for source in config.sources] == [layered.root / "pfs"]
     assert [tier.mount_point for tier in config.tiers] == [layered.root / "ssd"]
-    assert config.file == layered.site  # whoever shares the tiers shares the session
+    assert config.file == layered.site  # users who share the tiers share the session
     assert config.files == (layered.site, layered.file)
 
 
@@ -71,7 +72,8 @@ def test_the_variable_is_enough(layered: Layered, monkeypatch: pytest.MonkeyPatc
 def test_each_layer_goes_before_the_one_below(
     layered: Layered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen in one key after the other, and in the place that `config show` names."""
+    """For each key, the highest layer that gives it counts, and `config show` names the place of
+    its value."""
     layered.below(
         TIER + "sources: [@/pfs]\nscan_rate: 10\nsource_limits: {operations: 5, bandwidth: 1MiB}\n"
         "tuning:\n  min_reads: 6\n"
@@ -123,7 +125,7 @@ def test_a_user_who_cannot_write_the_sites_file_is_told_whom_to_ask(
 ) -> None:
     layered.below("hierarchy:\n- mount_point: @/none\n  max_storage_quota: 1MiB\n")
     ask = ", or ask your site's administrator"
-    assert ask not in layered.refusal("sources: [@/pfs]\n")  # root, who is the administrator
+    assert ask not in layered.refusal("sources: [@/pfs]\n")  # root may write the site's file
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != layered.site)
     said = layered.refusal("sources: [@/pfs]\n")
     assert said.endswith(f"; create the directory or correct the path{ask}")
@@ -213,7 +215,8 @@ def test_the_hint_leaves_the_tiers_before_their_room(
 
 
 def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layered) -> None:
-    """As for a data set of each user. One outside of it has room of its own."""
+    """A limit for a directory also holds for a file system that is mounted below the directory, for
+    example a separate one for each user. It does not hold for a file system elsewhere."""
     layered.below(LIMITS.replace("{@: 3MiB}", "{@/ssd: 3MiB}"))
     with Mounts(layered.root) as mounts:
         mounts.tmpfs("ssd/user", 16 << 20)

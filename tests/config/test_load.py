@@ -1,4 +1,4 @@
-"""Reading configurations: what is understood, and what the documentation says of it."""
+"""Reading configurations: which ones are understood, also all those in the documentation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_smallest_configuration_has_the_documented_defaults(site: Site) -> N
 
 
 def disk_kind(site: Site) -> str:
-    """What the tests' directory is made of; on some machines it is a tmpfs."""
+    """Returns the type of a tier in the tests' directory, which is on a tmpfs on some machines."""
     return "ram" if _disk.is_in_ram(site.root) else "ssd"
 
 
@@ -115,7 +115,8 @@ def test_peers_have_an_address_in_numbers(site: Site, address: str) -> None:
 
 
 def test_the_listing_of_the_original_is_read(site: Site) -> None:
-    """Keys and shape of Dantas 2022, Listing 1: the last level is the dataset."""
+    """A configuration with the keys and the structure of Listing 1 in Dantas 2022 is understood.
+    Its last level is the dataset."""
     config = site.load("""\
 hierarchy:
 - type: file_system
@@ -129,7 +130,8 @@ shared_tpool_size: "6"
     assert config.sources == (site.source(),)
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
-    # As large as the original reads: of us it would be that of all checksums.
+    # In the original, this is the size of reads. Here, the block size is that of checksums, and one
+    # value holds for all tiers.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")
@@ -238,7 +240,8 @@ def test_an_empty_variable_is_as_good_as_none(site: Site, monkeypatch: pytest.Mo
 def test_user_is_the_accounts_name_where_nobody_sets_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container, and under cron."""
+    """If the environment does not set USER, as in a container or under cron, $USER stands for the
+    account's name."""
     name = pwd.getpwuid(os.geteuid()).pw_name
     (site.root / name).mkdir()
     text = SMALLEST.replace("@/ssd", "@/$USER")
@@ -264,7 +267,7 @@ def test_the_name_of_the_file_becomes_absolute(site: Site, monkeypatch: pytest.M
     assert load_config("monarch.yaml").file == site.file
 
 
-# Where the disk has a say
+# Settings that are compared with the file system
 
 
 def test_file_system_on_tmpfs_is_ram(site: Site, in_ram: Path) -> None:
@@ -317,9 +320,9 @@ def test_a_file_system_without_a_bound_takes_any_quota(
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# A section that test_reference.py reads.
+# A section whose examples test_reference.py tests.
 EVERY_KEY = re.compile(r"^## Every key, by example$.*?(?=^## )", re.DOTALL | re.MULTILINE)
-# What a fragment leaves out.
+# Required keys, which are added to an example that leaves them out.
 NEEDED = {
     "sources": "sources: [/pfs/imagenet]\n",
     "hierarchy": "hierarchy: [{mount_point: /local/me, max_storage_quota: 1GiB}]\n",
@@ -327,7 +330,8 @@ NEEDED = {
 
 
 def examples() -> list[str]:
-    """The configurations of all pages; pieces of one are made whole."""
+    """Returns the configurations in all pages. An example that is only a part of a configuration is
+    completed."""
     found = []
     for page in PAGES:
         others = EVERY_KEY.sub("", page.read_text())
@@ -343,7 +347,7 @@ EXAMPLES = examples()
 
 
 def test_all_examples_are_found() -> None:
-    """The page of the keys has five; README, plan.md and nodes.md have others."""
+    """`examples` finds at least nine examples, and one of them has a staging area."""
     assert len(EXAMPLES) >= 9
     assert sum("staging:" in example for example in EXAMPLES) >= 1
 
@@ -358,7 +362,7 @@ def test_the_examples_of_the_documentation_work(
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
-    if "\nlimits:" in here:  # a site's, to which a user adds a dataset; all is on one disk here
+    if "\nlimits:" in here:  # a site's configuration; all its paths are on one disk here
         monkeypatch.setattr(limits, "_device", hash)
         monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))
         monkeypatch.setenv("MONARCH_SOURCE", str(site.root / "pfs"))
@@ -378,7 +382,7 @@ def test_a_source_by_itself_is_a_list_of_one(site: Site) -> None:
 
 
 def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
-    # msgspec imports decimal.
+    # `decimal` is not in this set, because msgspec imports it.
     heavy = {"pydantic", "numpy", "asyncio", "difflib", "ctypes", "subprocess"}
     code = f"import monarch_py.config.load, sys; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

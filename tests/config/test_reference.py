@@ -38,7 +38,7 @@ VALIDATOR = Draft202012Validator(schema(Config))
 
 
 def classes(page: str) -> list[type[Keys]]:
-    """Whose keys a page shows."""
+    """Returns the classes whose keys a page shows."""
     found = [kind for _, kind in inspect.getmembers(MODULES[page], inspect.isclass)]
     return [kind for kind in found if issubclass(kind, Keys) and kind is not Keys]
 
@@ -56,7 +56,7 @@ def test_every_key_has_a_meaning(kind: type[Keys]) -> None:
 
 
 def by_example(page: str) -> list[str]:
-    """The documents of the section that has every key."""
+    """Returns the YAML documents of the page's section that shows every key."""
     section = (DOCS / page).read_text().partition(f"<!-- example: {page} -->")[2]
     return re.findall(r"^```yaml\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
 
@@ -89,7 +89,7 @@ def test_the_examples_can_be_used(
         (pfs / f"imagenet/train/{number}").write_bytes(bytes(1000))
     index_files(pfs / "imagenet").save(pfs / "train.npz")
     (pfs / "node.yaml").write_text("pfs: {1: 300MiB/s}\nrates: {network: 1GiB/s}\n")
-    state = bytearray(5056)  # of torch's generator: one number is left of 624
+    state = bytearray(5056)  # of torch's generator; 1 of its 624 numbers is left
     state[8], state[24:5016:8] = 1, bytes([7]) * 624
     (pfs / "state").write_bytes(state)
     (pfs / "subset.txt").write_text("".join(f"{number}\n" for number in range(32)))
@@ -106,7 +106,8 @@ def test_the_examples_can_be_used(
 
 
 def test_a_default_lies_within_its_bounds() -> None:
-    """The declaration itself is read from no file, and is not checked otherwise."""
+    """The declared default of each tuning key is valid by the schema. Nothing else checks the
+    defaults, because they are not read from a file."""
     at_default = {name: each.field.default for name, each in declared(Tuning).items()}
     VALIDATOR.validate({**SMALLEST, "tuning": at_default})
 

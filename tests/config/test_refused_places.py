@@ -1,4 +1,5 @@
-"""What the disk contradicts is refused: paths, directories, quotas, and what lies inside what."""
+"""Configurations that do not fit the file systems are refused: by their paths, their directories,
+their quotas, and by sources and tiers that contain each other."""
 
 from __future__ import annotations
 
@@ -230,7 +231,7 @@ def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:
     assert site.load(SMALLEST.replace("1MiB", str(capacity))).tiers[0].quota_bytes == capacity
     message = site.refusal(SMALLEST.replace("1MiB", str(capacity + 1)))
     assert message.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
-    # In whole units: people write those.
+    # The hint has a whole number of units, as people write sizes.
     at_most = message.rpartition("; write at most ")[2]
     assert capacity * 0.9 < parse_size(at_most) <= capacity
     assert at_most.endswith("iB")

@@ -1,4 +1,4 @@
-"""What is written wrongly is refused: YAML, keys, types, sizes, counts."""
+"""Configurations with mistakes in their text are refused: in YAML, keys, types, sizes, counts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ KNOWN = [
     (" 110GiB ", 110 * 2**30),
     ("1.5TiB", 3 * 2**39),
     ("0.5kib", 512),
-    # 1.1 * 2**30 = 1181116006.4: what is below a byte is dropped.
+    # 1.1 * 2**30 = 1181116006.4: the fraction of a byte is dropped.
     ("1.1GiB", 1181116006),
     (str(2**63 - 1), 2**63 - 1),
 ]
@@ -79,7 +79,8 @@ def test_any_size_survives_to_the_last_digit_written(n_bytes: int) -> None:
     written = format_size(n_bytes)
     again = parse_size(written)
     assert format_size(again) == written
-    # Half a tenth of the unit, which is at most 5.3 % of the number (0.05 / 0.95).
+    # The error is at most half a tenth of the unit, which is at most 5.3 % (0.05 / 0.95) of the
+    # number.
     assert abs(again - n_bytes) <= 1 + n_bytes * 0.053
 
 
