@@ -264,7 +264,7 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
+@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
     later = Files(source)
@@ -290,7 +290,7 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
+@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """After `monarch warm`, a directory that was made after the scan is listed with the right names
     and attributes, and its files are served from copies. `monarch warm` was given only directories

@@ -16,8 +16,8 @@ from support.session import Session
 from monarch_py.ipc.catalog import CatalogReader
 
 BLOCK = 64 << 10
-# Sizes around the ends of one block, of several blocks, and of the 1 MiB that `monarch verify` reads
-# at a time.
+# Sizes around the ends of one block, of several blocks, and of the 1 MiB that `verify` reads at a
+# time.
 SIZES = sorted({max(0, n * BLOCK + d) for n in (0, 1, 3, 16, 17) for d in (-1, 0, 1)})
 
 

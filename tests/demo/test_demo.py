@@ -33,7 +33,7 @@ from monarch_py.util.units import MIB, parse_size
 
 TRAIN = Path(run_module.__file__).with_name("train.py")
 SMALL, SMALLEST = 4 * MIB, 2 * MIB
-# The line in the help of the command.
+# The example in the command's help.
 (EXAMPLE,) = examples(leaves()["monarch demo"].command)
 
 
@@ -53,7 +53,8 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def train(dataset: Path, output: Path, *options: str) -> list[dict[str, float]]:
-    """Runs the script with standard input at its end; the records without the seconds."""
+    """Runs the training script with an empty standard input. Returns the records of the epochs,
+    without their seconds."""
     subprocess.run(
         [sys.executable, str(TRAIN), str(dataset), "--json", str(output), *options],
         stdin=subprocess.DEVNULL,
@@ -105,7 +106,7 @@ def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_
     assert first[-1]["accuracy"] > 0.5
     shares = [round(SMALL * share / IMAGE_BYTES) for share in dataset_module.SHARES.values()]
     assert first[0]["samples"] == sum(shares)
-    # Each epoch in an order of its own; another seed in others.
+    # Each epoch reads the files in another order, and another seed leads to other orders.
     assert len({epoch["crc32"] for epoch in first}) == 4
     assert train(dataset, tmp_path / "2.json", "--epochs", "4") == first
     assert train(dataset, tmp_path / "3.json", "--seed", "1", "--epochs", "1")[0] != first[0]
@@ -113,7 +114,7 @@ def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_
 
 @pytest.fixture(scope="module")
 def unchanged(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """An epoch of the training."""
+    """The record of one epoch on the unchanged dataset."""
     output = tmp_path_factory.mktemp("unchanged") / "1.json"
     (epoch,) = train(dataset, output, "--epochs", "1")
     return epoch
@@ -146,13 +147,13 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "end of epoch 1\n"
-        # Had it not waited, it would have read some of these before they change.
+        # If the training did not wait, it would read some of these files before they change.
         for path in changing.rglob("*.raw"):
             path.write_bytes(bytes(IMAGE_BYTES))
         process.stdin.write("go on\n")
         process.stdin.flush()
         assert process.stdout.readline() == "end of epoch 2\n"
-        # The end of standard input serves as the last word.
+        # The end of standard input ends the training's last wait.
     disturbed = records(tmp_path / "2.json")
     assert disturbed[0] == undisturbed[0]
     all_changed = train(changing, tmp_path / "3.json", "--epochs", "2")
@@ -164,7 +165,7 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
 
 @contextmanager
 def no_monarch(*_: object) -> Iterator[list[str]]:
-    """In the place of Monarch a program that only runs its arguments."""
+    """Stands in for `monarch run`: yields the command of a program that only runs its arguments."""
     yield ["env"]
 
 
@@ -176,7 +177,7 @@ def demo(tmp_path: Path, **options: Any) -> tuple[int, str]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the table, header left out."""
+    """Returns the cells of the table's rows, without the header."""
     lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
     return [cells for cells in lines if cells[0].isdigit()]
 
@@ -195,7 +196,8 @@ def test_the_source_counts_what_each_epoch_costs(
     table = rows(text)
     assert [row[0] for row in table] == ["1", "2", "3"]
     for _, *cells in table:
-        # Nothing stays in caches from one epoch to the next, and nothing is slower than it must.
+        # No data stays in caches from one epoch to the next, so every epoch reads the whole dataset
+        # at the rate of the source.
         for seconds in cells[:2]:
             assert float(seconds) > n_bytes / run_module.SOURCE_RATE
         for size in cells[2:4]:
@@ -319,7 +321,8 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
-    """By the example in the command's help."""
+    """In the example of the command's help, the third epoch with Monarch reads less than a tenth of
+    the bytes from the source that it reads without Monarch."""
     if not hasattr(import_module("monarch_py.cli"), "main"):
         pytest.skip("monarch_py.cli has no command line yet")
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():

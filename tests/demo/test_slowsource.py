@@ -72,7 +72,7 @@ def test_each_operation_counts_once(binary: Path, backing: Path, tmp_path: Path)
         source.reset()
         for i in range(5):
             (source.mountpoint / f"f{i}").read_bytes()
-        # The kernel tells of a close only after the close has returned.
+        # The kernel reports a close to the file system only after the close has returned.
         assert wait_until(lambda: source.counts()["release"] == 5)
         expected = dict.fromkeys(source.counts(), 0)
         expected |= {"getattr": 5, "open": 5, "read": 5, "release": 5, "bytes_read": 5010}
@@ -156,7 +156,7 @@ def test_readers_share_one_rate(source: SlowSource) -> None:
         reader.start()
     for reader in readers:
         reader.join()
-    # 4 MiB at 20 MiB/s. Never faster; slower only as far as a busy machine makes it.
+    # 4 MiB at 20 MiB/s take 0.2 s. The readers are never faster; a busy machine makes them slower.
     assert 0.19 <= time.monotonic() - start < 15
 
 

@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 def rename(old: Path, new: Path, flags: int) -> int:
-    """renameat2(2): 0, or the error's number."""
+    """Calls renameat2(2). Returns 0, or the number of the error."""
     libc = ctypes.CDLL(None, use_errno=True)
     at_cwd = -100
     failed = libc.renameat2(at_cwd, bytes(old), at_cwd, bytes(new), flags)
@@ -34,7 +34,7 @@ def rename(old: Path, new: Path, flags: int) -> int:
 
 
 def error_of(call: Callable[[], object]) -> object:
-    """What the call returns, or the name of its error."""
+    """Returns the result of the call, or the name of its error."""
     try:
         return call()
     except OSError as error:
@@ -152,7 +152,8 @@ def test_what_another_user_makes_is_that_users(source: SlowSource) -> None:
     script = "echo x > f && mkdir d && ln -s f s && echo y > group/f && ! cat private 2>/dev/null"
     subprocess.run(
         ["sh", "-c", f"umask 027; {script}"],
-        # The working directory is entered before the user changes: pytest's is closed to others.
+        # The child process enters its working directory before it changes its user, because other
+        # users may not enter pytest's directories.
         cwd=source.mountpoint,
         user=nobody.pw_uid,
         group=nobody.pw_gid,
@@ -179,7 +180,8 @@ with SlowSource(home / "b", home / "m", binary=home / "slowsource") as source:
 
 
 def python_for(user: str) -> list[str]:
-    """The command of an interpreter that `user`, to whom it changes, may use; else a skip."""
+    """Returns the command of an interpreter that runs as `user`. Skips the test if the user may run
+    none."""
     become = ["setpriv", f"--reuid={user}", f"--regid={user_group(user)}", "--clear-groups"]
     script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import monarch_py.demo"
     for python in (sys.executable, "/usr/bin/python3"):

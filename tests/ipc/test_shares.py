@@ -1,4 +1,4 @@
-"""Turns at a daemon's start and end."""
+"""The lock `turn`, which is held at a daemon's start and end, and the notes of a run's command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_a_command_is_never_taken_for_the_daemon(tmp_path: Path) -> None:
 def test_a_command_is_noted_before_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """So that a run that is killed as soon as its command is there leaves it with a daemon."""
+    """The child process of a run notes its command before it executes the command. So the daemon
+    serves the command even if the run is killed right after that."""
     note = Shares.note_command
 
     def note_in_child(shares: Shares, command: Identity) -> None:

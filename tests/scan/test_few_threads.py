@@ -1,5 +1,5 @@
-"""A scan whose threads cannot all be started (RLIMIT_NPROC, pids.max): it ends, and says what it
-lacks."""
+"""A scan of which not all threads can be started (RLIMIT_NPROC, pids.max). With at least one thread
+it finds all files; without any, it ends with an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("scan")
     names = [name for name in NATIVE if name.startswith(PLACES)]
     objects = []
-    # As test_layers.py compiles them, so that the compiler's cache has them.
+    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
     for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
         within = place / f"shared_{is_shared}"
         within.mkdir()
@@ -37,5 +37,6 @@ def test_it_ends_whatever_can_be_started(tmp_path: Path, program: Path, started:
     words = [str(program), str(tmp_path), "16", str(started)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     entries, errors = map(int, done.stdout.split())
-    # The root, and each directory by its name and with its listing.
+    # There are 155 names and the root. The root and each of the 5 directories have one more entry
+    # for their listing.
     assert (entries, errors) == ((155 + 1 + 6, 0) if started else (0, 1))

@@ -1,4 +1,4 @@
-"""What a record of a scan says, beside the scan itself."""
+"""A record of a scan has the same entries as the scan itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def config_of(tmp_path: Path, *sources: Path) -> Config:
 
 
 def found(scan: Scan) -> dict[tuple[str, int], list[tuple[Any, ...]]]:
-    """All that a scan says, by path and whether all names of the directory were known by then."""
+    """Returns all entries of a scan, by their path and their `sum`. A directory has an entry whose
+    `sum` is 0, and another one once all its names are known."""
     entries: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
     while not scan.is_finished:
         batch = scan.take()
@@ -63,13 +64,14 @@ def test_a_record_says_what_the_scan_found(tree: Path, tmp_path: Path) -> None:
     other.mkdir()
     os.mkfifo(other / "pipe")
     (other / os.fsdecode(b"not \xff UTF-8")).touch()
-    # More than one batch holds, and times before 1970 and beyond 64 bits of nanoseconds.
+    # There are more files than a batch can hold. Some of their times are before 1970, or do not fit
+    # into 64 bits as nanoseconds.
     for i in range(5000):
         (other / f"{i:04}").touch()
     os.utime(other / "0001", ns=(-(10**18), -(10**18) + 1))
     os.utime(other / "0002", (1e10, 1e10))
     for directory in (tree, other):
-        walked(directory, 0)  # which sets the times of access, once
+        walked(directory, 0)  # sets the access times, which later walks do not change
     record = read_record(record_sources(config_of(tmp_path, tree, other)))
     for number, directory in enumerate((tree, other)):
         listed = record[number]
@@ -126,7 +128,8 @@ def test_a_damaged_batch_is_refused(recorded: bytes) -> None:
 
 
 def test_a_hundred_bytes_a_file_are_enough(tmp_path: Path) -> None:
-    """Names, sizes and times as little alike as those of a real dataset."""
+    """A record takes at most 100 bytes a file if the names, sizes and times differ as much as those
+    of a real dataset."""
     random = np.random.default_rng(2)
     source, n = tmp_path / "source", 3000
     rows = enumerate(

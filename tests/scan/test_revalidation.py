@@ -12,7 +12,8 @@ from monarch_py.daemon.scan.revalidation import Metadata
 
 @pytest.mark.parametrize("answer", ["hits", "metadata_hits"])
 def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None:
-    """The source itself answers it: only what rests on the comparison needs another one."""
+    """An open that finds no copy makes no comparison due, because the source itself answers it. An
+    answer that relies on the last comparison makes the next one due."""
     totals = {"hits": 0, "misses": 0, "opens": 0, "metadata_hits": 0}
     config: Any = SimpleNamespace(metadata="cached", revalidate_s=1)
     shared: Any = SimpleNamespace(totals=lambda: totals, clients=SimpleNamespace(stale=0))

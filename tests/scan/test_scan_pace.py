@@ -1,4 +1,4 @@
-"""How far the scan goes while programs read."""
+"""How far the scan runs ahead of programs while they read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # Fills that have ended ask for less, by and by.
+    # Once no more files are filled, the number of allowed names falls.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -128,7 +128,8 @@ def walking(root: Path, **more: Any) -> Iterator[Walk]:
 
 
 def names(walk: Walk, most: float = float("inf"), for_s: float = 60.0) -> list[str]:
-    """The files that a walk finds until there are `most`, it has ended, or `for_s` has passed."""
+    """Returns the files that a walk finds until it has found `most` files, until it has ended, or
+    for `for_s` [s]."""
     found: list[str] = []
     until = time.monotonic() + for_s
     while len(found) < most and not walk.is_finished and time.monotonic() < until:
@@ -155,7 +156,8 @@ def test_only_wanted_directories_are_listed_without_allowance(tmp_path: Path) ->
         assert not names(walk, for_s=0.2)
         walk.allow(50, 0)
         some = names(walk, for_s=0.3)
-        # The names on the way are wanted as well, and a portion is looked at as a whole.
+        # The names of the directories above count as wanted names too, and a portion of names is
+        # always examined as a whole.
         assert 30 <= len([name for name in some if name.startswith("c/")]) <= 50 + 16
         walk.allow(-1, 0)
         more = names(walk, for_s=0.3)
@@ -190,8 +192,9 @@ def test_a_walk_that_may_not_go_on_ends_all_the_same(tmp_path: Path) -> None:
 def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """But for those of a directory that has changed meanwhile: a file may be another one, also
-    where it has the inode's number of the one before."""
+    """The scan does not examine files that the catalog knows, unless their directory has changed
+    meanwhile. In such a directory a file may have been replaced, even by a file with the same inode
+    number."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     (tmp_path / "shm").mkdir()
@@ -217,15 +220,16 @@ def test_known_files_are_not_looked_at(
                     catalog.add(batch.entries.copy(), batch.pool)
         assert seen == FILES
         looks = slow.counts()["getattr"]
-        assert looks >= FILES if is_looked_at else looks <= 20  # of the root
+        assert looks >= FILES if is_looked_at else looks <= 20  # the looks at the root
         assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
 
 
 def test_of_a_file_that_is_being_read_the_server_is_not_asked(
     slow_factory: Callable[..., SlowSource],
 ) -> None:
-    """The kernel has its attributes since it was opened; here they are too old at once, and a look
-    at a name asks for both."""
+    """The scan does not ask the server for the attributes of a file that a program reads, because
+    the kernel has cached them since the open. Here, cached names and attributes expire at once, so
+    the scan of another file asks for both its name and its attributes."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")
@@ -259,8 +263,9 @@ READ = "import os, sys\nfor p in sys.argv[1:]:\n with open(p, 'rb', buffering=0)
 def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The look behind the last byte; all else is what the program's own open, or the fill's, asks.
-    A scan that ran ahead would ask for most files twice."""
+    """In a first epoch, the source is asked once for the name of each file, by an open, and once
+    for its attributes, after its last byte was read. If the scan ran ahead of the reads, it would
+    ask once more for most files."""
     source = slow_factory(keep_pages=True)
     make_files(source.backing, FILES, 20_000)
     source.latency(open=0.002, read=0.002, getattr=0.002)
@@ -272,7 +277,8 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     counts = source.counts()
     assert counts["open"] <= 1.02 * FILES
     assert counts["bytes_read"] <= 1.02 * FILES * 20_000
-    # Names: by opens; attributes: by looks behind the last byte. Besides: the root, the session's.
+    # Each open asks for a name, and the attributes are requested after the last byte was read. The
+    # other requests are those for the root and those of the session.
     assert counts["getattr"] <= 2.2 * FILES + 20
 
 
@@ -280,8 +286,9 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
 def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """It is listed first. If its scan stayed behind the job, one name for sixteen opens, nothing of
-    the other source would be filled ahead."""
+    """A source that no program reads is scanned first, but does not delay the fills of the other
+    source. If its scan examined only one name for sixteen opens of the job, no file of the other
+    source would be filled ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)
@@ -303,7 +310,7 @@ def test_a_warm_beside_a_job_does_not_wait_for_its_end(
     source.latency(open=0.002, read=0.002, getattr=0.002)
     (source.backing / "never.raw").write_bytes(b"copied")
     session = session_factory([{"path": str(source.mountpoint), "exclude": ["*.raw"]}]).start()
-    # It opens a file at the source every 20 ms, and goes on for longer than the test takes.
+    # The job opens a file at the source every 20 ms, for longer than the test takes.
     script = (
         "import sys, time\n"
         "for _ in range(3000):\n"

@@ -1,4 +1,4 @@
-"""Files that programs open and the scan has not met."""
+"""Files that programs open before the scan has found them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waits for the source answers when it knows the file
+    assert not is_known()  # a loop that waited for the source would answer only once it knows it
     wait_until(is_known, what="the file")
 
 
 class Source:
-    """Answers when it is let to."""
+    """A source that gives one answer for each release of `lets`."""
 
     def __init__(self) -> None:
         self.lets = threading.Semaphore(0)
@@ -60,7 +60,7 @@ def test_few_are_asked_for_at_a_time_and_what_is_none_is_forgotten() -> None:
     unmet.add((0, name) for name in ("a", "none", "b", "c", "d", "e"))
     unmet.ask(is_scanned=True)
     wait_until(lambda: len(source.asked) == THREADS, what="the threads")
-    unmet.add([(0, "a")])  # on its way already
+    unmet.add([(0, "a")])  # it is being looked up already
     unmet.ask(is_scanned=True)
     assert unmet.take_answers() == []
     for _ in range(THREADS):

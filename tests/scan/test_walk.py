@@ -1,4 +1,4 @@
-"""How a scan walks a tree: its threads share the names of one directory, too."""
+"""How a scan walks a tree. Its threads also share the names of a single directory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FILES = 400
 def scan(
     root: Path, threads: int, **parts: Any
 ) -> tuple[dict[str, int], dict[str, int], list[float]]:
-    """The inode of every path that is reported, how many names each directory was listed with, and
-    when batches came, in seconds from the start."""
+    """Scans a tree. Returns the inode of each reported path, the number of names of each listed
+    directory, and the time of each batch since the start [s]."""
     inodes: dict[str, int] = {}
     listed: dict[str, int] = {}
     times: list[float] = []
@@ -59,7 +59,7 @@ def test_threads_share_the_names_of_one_directory(slow_factory: Callable[..., Sl
     inodes, listed, times = scan(slow.mountpoint, threads=16)
     # One thread alone takes FILES * LATENCY_S = 4 s.
     assert times[-1] < FILES * LATENCY_S / 4
-    # The daemon has the first files long before all of them.
+    # The daemon gets the first files long before the last ones.
     assert times[0] < times[-1] / 2
     assert listed == {"": FILES}
     assert {p for p in inodes if p} == {f"f{number:04d}" for number in range(FILES)}
@@ -70,7 +70,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of many sizes, which no test changes."""
     rng = np.random.default_rng(1)
     root = tmp_path_factory.mktemp("shapes")
-    # Around the size of a portion, and far beyond what may wait for the threads.
+    # Around several portions (PORTION in csrc/scan/scan.h), and far more names than may be queued
+    # for the threads.
     for number, files in enumerate([0, 1, 63, 64, 65, 128, 5000]):
         directory = root / f"d{number}" / ("deep" if number % 2 else "")
         directory.mkdir(parents=True)
@@ -115,7 +116,7 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     root, names, many = named, NAMES, MANY
     fd = os.open(root, os.O_RDONLY)
     walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
-    walk.want("d05", is_deep=False)  # met first, and only the latest ones are kept for later
+    walk.want("d05", is_deep=False)  # only the latest wanted directories are remembered
     for i in range(20):
         walk.want(f"gone{i}", is_deep=False)
     walk.want(directory, is_deep=is_deep)
@@ -133,7 +134,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         os.close(fd)
     assert sorted(set(order)) == sorted({"", *map(str, parents(names)), *names})
     wanted = [name for name in names if name.startswith(directory + "/")]
-    # The root's names, those of the directories on the way, and what was under way.
+    # Before the last wanted name, there are only the names of the root and of the directories on
+    # the path, the other wanted names, and the names that were being examined.
     most = 42 + len(wanted) + 2 * many
     assert max(map(order.index, wanted)) <= most
 
@@ -144,7 +146,8 @@ def parents(names: list[str]) -> set[Path]:
 
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
-    """A directory that has gone since it was asked for is passed over."""
+    """A scan of named directories reports only these. A directory that no longer exists is passed
+    over."""
     root = tmp_path / "root"
     for name in ("a/x/f1", "a/f2", "b/f3", "b/y/z/f4", "c/f5"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,10 +155,11 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     inodes, listed, _ = scan(root, 2, directories=["a", "b/y", "gone"], is_deep=is_deep)
     names = ["a", "a/x", "a/f2", "b/y", "b/y/z", *(["a/x/f1", "b/y/z/f4"] if is_deep else [])]
     assert inodes == {name: (root / name).stat().st_ino for name in names}
-    assert listed == {}  # these are made of whole trees
+    assert listed == {}  # listings are reported only by scans of whole trees
 
 
-# The first is passed over, the others are no names of directories in the source.
+# The first one is passed over. Each of the others is an error, because it does not name a directory
+# in the source.
 PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
 
 

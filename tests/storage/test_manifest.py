@@ -1,4 +1,5 @@
-"""The manifest of a persistent tier: what is kept, what counts after which end."""
+"""The manifest of a persistent tier: what it keeps, and after which ends of a daemon its copies are
+trusted."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_only_a_clean_end_in_this_boot_is_trusted(
         manifest.begin_use()
         manifest.end_use()
     assert reopened(path) is False
-    # That one was closed, but did not say that it ended.
+    # `reopened` has closed the manifest without `end_use`, so its end was not clean.
     assert reopened(path) is True
     with closing(Manifest(path)) as manifest:
         manifest.begin_use()
@@ -139,7 +140,7 @@ def test_a_newer_format_is_refused_and_left_as_it_is(path: Path) -> None:
         manifest.change([row(1)], [])
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
-    for _ in range(2):  # looking at it does not make it ours
+    for _ in range(2):  # the first attempt does not change the format
         with pytest.raises(TierError, match="its format is version 99"):
             Manifest(path)
 

@@ -1,4 +1,4 @@
-"""The tiers of a configuration, where opening one of them fails."""
+"""Opening the tiers of a configuration fails for one of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def are_clean(config: Config) -> list[bool]:
-    """Of which tiers the next daemon need check no copy."""
+    """Returns, for each tier, whether the next daemon may trust its copies without a check."""
     found = []
     for tier in config.tiers:
         with closing(Manifest(tier_root(tier.mount_point) / "manifest.sqlite")) as manifest:
@@ -49,7 +49,8 @@ def are_clean(config: Config) -> list[bool]:
 def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """Those that were opened before, and the one that was being opened."""
+    """If a start fails for lack of memory, all tiers stay clean: those that were opened before, and
+    the one that was being opened."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:
@@ -79,7 +80,8 @@ def test_tiers_are_clean_after_a_start_whose_keeper_fails(
 def test_tiers_are_clean_after_a_start_without_threads(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """The second tier's keeper gets no thread: its manifest is not in use yet."""
+    """If the keeper of the second tier cannot start its thread, both tiers stay clean. The manifest
+    of the second tier is not in use yet."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 

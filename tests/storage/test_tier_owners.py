@@ -1,4 +1,4 @@
-"""Who could put a directory of his own in the place of ours."""
+"""Which other users could replace a tier's directory by one of their own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if os.geteuid() != 0:
     pytest.skip("only root can give files to other users", allow_module_level=True)
 
 outside = pytest.fixture(users.open_place)
-GROUP = 64000  # nobody is in it
+GROUP = 64000  # a group without members
 
 
 @pytest.fixture
 def place(outside: Path) -> Iterator[Path]:
-    """The directory that is asked for: a/b/c below one of root's."""
+    """The directory that the tests ask about: a/b/c below a directory of root."""
     made = outside / "a" / "b" / "c"
     made.mkdir(parents=True)
     yield made
@@ -142,7 +142,7 @@ def test_in_a_user_name_space_an_unknown_owner_may_be_root(
         "read_text",
         lambda path: "0 1000 1\n" if path.name == "uid_map" else read(path),
     )
-    os.chown(place, ALICE, ALICE)  # 65534, as the kernel shows whom it does not know
+    os.chown(place, ALICE, ALICE)  # 65534, which the kernel shows for unknown users
     assert [doubt.is_certain for doubt in doubts(place)] == [False]
     os.chown(place, BOBBY, BOBBY)
     assert [doubt.is_certain for doubt in doubts(place)] == [True]

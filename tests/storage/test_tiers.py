@@ -103,7 +103,8 @@ def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
 
 
 def test_on_ext4_each_session_has_a_block_group_of_its_own(mounts: Mounts) -> None:
-    """A group from which files were just removed makes new ones slowly (storage/apart.py)."""
+    """On ext4, successive sessions have their directories in different block groups, because new
+    files are slow in a group from which files were just removed (storage/apart.py)."""
     inodes_a_group = 256
     # A block group has 8 MiB.
     mount = mounts.ext4("disk", 256 * MIB, inodes=32 * inodes_a_group, is_flexible=False)
@@ -164,7 +165,7 @@ def test_names_are_sorted_and_leave_out_what_is_not_ours(open_tier: Opener) -> N
         (tier.copies / name).touch()
     assert tier.listing()["number"].tolist() == [4, 30]
     tier.remove(4)
-    tier.remove(4)  # it may be gone
+    tier.remove(4)  # a copy that does not exist is no error
     assert tier.listing()["number"].tolist() == [30]
 
 
@@ -223,7 +224,12 @@ def test_a_fill_that_took_more_than_its_size_counts_as_what_it_took(open_tier: O
     )
 )
 def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
-    """Fills of (size, what the file system took beyond it, whether it went well)."""
+    """After any sequence of fills, the counts of bytes and files are right, and they are 0 once all
+    copies are released.
+
+    fills : for each fill, the file's size [bytes], how much more the file system took [bytes], and
+        whether the fill succeeded
+    """
     tier = Tier.__new__(Tier)
     tier.block_bytes = 4096
     tier.used_bytes = tier.used_inodes = tier.reserved_bytes = tier.files = 0
@@ -255,7 +261,7 @@ def test_the_file_system_is_not_filled_to_the_brim(mount: Path, open_tier: Opene
     system = os.statvfs(mount)
     tier = open_tier(quota_bytes=system.f_blocks * system.f_frsize)
     free = system.f_bavail * system.f_frsize
-    # Others use the disk meanwhile.
+    # The bounds have a margin of 64 MiB, because other processes use the disk meanwhile.
     assert tier.room().free_bytes <= free - MARGIN_BYTES + 64 * MIB
     tier.reserve(sizes(free))
     assert tier.room().free_bytes <= 64 * MIB
