@@ -1,7 +1,7 @@
-"""In CI nothing may be skipped for something that is missing there: such a run fails.
+"""Makes a test run in CI fail if a test is skipped because something is missing.
 
-Only with CI=true and as root, which is how .ci/run starts the tests. Everywhere else a skip says
-what is missing, and that is all.
+The plugin is active only with CI=true and as root, which is how .ci/run starts the tests. In other
+runs, a skip only says what is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 
 import pytest
 
-# Skips that no installation mends, each with the reason why it is right there.
+# Skips that CI allows, because no installation avoids them: reason of the skip (a regular
+# expression) -> why the skip is right.
 ALLOWED = {
     r"the file system below the source refuses O_DIRECT itself": (
         "a property of the machine's disk: there is no O_DIRECT read to compare"

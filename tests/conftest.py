@@ -1,4 +1,5 @@
-"""Fixtures that all rooms share. What needs root, FUSE or a mount says exactly what is missing."""
+"""Fixtures for the tests in all folders. Fixtures that need root, FUSE or a mount skip a test if
+these are missing, and say what is missing."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ from monarch_py.demo.slowsource import (
 from monarch_py.storage.apart import spread_subdirectories
 from monarch_py.util import hanging
 
-# In CI a test that is left out because something is missing is a failure.
+# In CI, the run fails if a test is skipped because something is missing.
 pytest_plugins = ["ci_plugin"]
 
-LONG_LIMIT_S = 2000  # of a test marked long: two runs of a suite, and some
+LONG_LIMIT_S = 2000  # time limit of a test marked long [s]: two runs of a suite, and a margin
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,32 +61,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in long:
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
         return
-    # Not skipped: in CI a skip means that something is missing.
+    # These tests are deselected, not skipped: in CI, a skip means that something is missing.
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
 
 
 def pytest_collection_finish() -> None:
-    # The garbage collector need not go through thousands of tests again and again.
+    # From now on, the garbage collector need not visit the thousands of collected tests.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests create and remove thousands of files, which takes ext4 long in one block group."""
+    """Spreads the tests' directories over the block groups of an ext4. Tests create and remove
+    thousands of files, which is slow in a single block group."""
     spread_subdirectories(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(params=[MARK])
 def alone() -> None:
-    """Has a test run when no other one does: `@pytest.mark.usefixtures("alone")`."""
+    """Makes a test run while no other test runs: `@pytest.mark.usefixtures("alone")`."""
 
 
 @pytest.fixture(scope="session")
 def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        # The checkout's own source first: a package built earlier may be older.
+        # The checkout's own source is preferred, because a package built earlier may be older.
         built: Path | None = build_slowsource(tmp_path_factory.mktemp("binary"))
     except (OSError, subprocess.CalledProcessError):
         built = find_slowsource()
@@ -97,7 +99,7 @@ def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow_factory(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[..., SlowSource]]:
-    """Mounts slow sources that end with the test, over empty directories:
+    """Mounts slow sources over empty directories, until the test's end:
     slow_factory(**SlowSource's settings)."""
     with ExitStack() as stack:
 
@@ -114,7 +116,7 @@ def slow_factory(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[.
 
 @pytest.fixture
 def mounts(tmp_path: Path) -> Iterator[Mounts]:
-    """Makes file systems that end with the test."""
+    """Makes file systems that are mounted until the test's end."""
     place = tmp_path / "mounts"
     place.mkdir()
     with Mounts(place) as made:
@@ -145,7 +147,7 @@ def session_factory(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """See make_tree."""
+    """A source directory that make_tree has made."""
     return make_tree(tmp_path / "source")
 
 
@@ -163,7 +165,7 @@ class SharedSession(Session):
 
     @contextmanager
     def fast_source(self) -> Iterator[None]:
-        """Meanwhile, the source delays nothing."""
+        """The source delays nothing while the block runs."""
         self._mounted.rate(0)
         self._mounted.latency(open=0, read=0)
         try:
@@ -176,7 +178,8 @@ class SharedSession(Session):
 
 
 def find_dataset(base: Path) -> Path:
-    """Makes the dataset, or finds what another worker has made: nobody changes it."""
+    """Returns the dataset's directory. The first worker of pytest makes the dataset. The others
+    share it, because no test changes it."""
     top = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     made = top / "dataset"
     with (top / "dataset.lock").open("w") as lock:

@@ -1,4 +1,5 @@
-"""pre-commit makes the checks of .ci/check, and what these leave out exists."""
+"""pre-commit makes the checks of .ci/check. Names that the project's lists and pages mention
+exist."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_contributing_names_commands_that_exist() -> None:
 
 
 def test_nothing_depends_on_one_registry_of_packages() -> None:
-    """Whoever installs chooses where packages come from."""
+    """No script and no page names a registry of packages, so that users can choose the registry
+    from which they install."""
     places = [*(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     pattern = r"pypi|pythonhosted|index-url|find-links|trusted-host|deb\.debian\.org"
     assert [path.name for path in places if re.search(pattern, path.read_text(), re.I)] == []

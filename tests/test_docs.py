@@ -1,4 +1,4 @@
-"""The pages say what the code does, where a machine can tell."""
+"""The documentation agrees with the code, as far as a program can check it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that headings get: lower case, no punctuation, dashes for spaces."""
+    """Returns the anchors of a page's headings: in lower case, without punctuation, with dashes for
+    spaces."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -124,7 +125,7 @@ def test_every_file_says_what_it_is(rows: dict[str, list[tuple[str, str]]]) -> N
     assert silent == []
 
 
-# Names that were given up, for the reasons in the glossary (docs/architecture.md).
+# Names that must not be used again. The glossary (docs/architecture.md) has the reasons.
 RETIRED = {
     "Ahead", "Card", "Chosen", "Client", "Course", "Follower", "Here", "Holdings", "Homes", "Keeps",
     "KeepsAll", "Neighbours", "Placing", "Teller", "Told", "Unmet", "Wanted",
@@ -146,7 +147,7 @@ def test_names_that_were_given_up_do_not_come_back() -> None:
     assert found == []
 
 
-# The same for C: by whole names, and by words within names.
+# The same for C: whole names, and words that no name may contain.
 RETIRED_IN_C = {"TRACK_HELD", "monarch_held", "monarch_track_hold", "wait_held"}
 RETIRED_WORDS_IN_C = {"turn", "turns", "companion", "companions"}
 

@@ -1,4 +1,5 @@
-"""The suite itself: what it needs of the shell that it was started in."""
+"""The test suite itself: how it treats ignored signals, and when it runs tests that must run
+alone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def test_programs_that_tests_start_do_not_ignore_signals() -> None:
 
 
 def test_nor_does_a_suite_under_nohup() -> None:
-    """As nohup and a shell's background start it."""
+    """Programs that tests start do not ignore SIGHUP and SIGINT, even if the suite itself was
+    started with both ignored, as nohup and a shell's background do."""
     name = test_programs_that_tests_start_do_not_ignore_signals.__name__
     inner = f"{Path(__file__).resolve()}::{name}"
     # The plugins that the suite needs, and no other.
@@ -72,7 +74,8 @@ def alone():
 
 @pytest.mark.parametrize("count", [30, 1])
 def test_who_is_to_be_alone_runs_when_the_others_have_ended(tmp_path: Path, count: int) -> None:
-    """One test beside them is too few for two workers."""
+    """Tests with the fixture `alone` run on one worker, after all other tests have ended. This also
+    holds if there are fewer other tests than workers."""
     here = Path(__file__).parent
     (tmp_path / "test_some.py").write_text(TESTS.replace("OTHERS", str(count)))
     (tmp_path / "conftest.py").write_text(CONFTEST)

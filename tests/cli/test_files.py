@@ -83,8 +83,8 @@ def test_an_interrupted_dry_run_says_so(session: Session, monkeypatch: pytest.Mo
 
 
 def test_no_copy_of_another_daemon_is_dropped(session: Session) -> None:
-    """`evict` drops no copies of a daemon that has replaced the one that it has asked for the
-    files, because the new daemon may have other numbers for them."""
+    """If another daemon has replaced the one that listed the files, `evict` drops no copies,
+    because the new daemon may have other numbers for the files."""
     warm(session)
     named = NamedFiles(session.paths, None)
     session.stop()

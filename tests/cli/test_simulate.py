@@ -80,7 +80,7 @@ def test_the_table_tells_every_policy(run: Run, scenario: Callable[..., str]) ->
     assert "The daemon today: hash on several nodes." in said.out
     assert "lbann-preloading cannot run this scenario: the dataset" in said.out
     assert "No [b]markup[/b] here." in said.out
-    # 96 samples of a node, each read at 50 MiB/s, prepared at 1 GiB/s, computed at 100 MiB/s.
+    # A node reads 96 samples at 50 MiB/s, prepares them at 1 GiB/s, and computes at 100 MiB/s.
     naive = next(line for line in said.out.splitlines() if "naive" in line)
     assert naive.split()[:2] == ["naive", "2.974"]
 

@@ -173,7 +173,7 @@ def test_the_numbers_of_known_reads(served: Session) -> None:
     source, tier = report["sources"][0], report["tiers"][0]
     assert (source["files"], source["bytes"]) == (len(FILES), sum(FILES.values()))
     assert (source["present"], source["present_bytes"]) == (source["files"], source["bytes"])
-    assert report["catalog_entries"] == len(FILES) + 2  # and the directories
+    assert report["catalog_entries"] == len(FILES) + 2  # with the root and the directory `d`
     assert tier["files"] == len(FILES)
     assert sum(FILES.values()) < tier["used_bytes"] <= sum(FILES.values()) + 3 * 4096
     assert tier["used_bytes"] + tier["free_bytes"] < tier["quota_bytes"] == 256 * MIB

@@ -1,4 +1,4 @@
-"""`monarch calibrate`: the curves make sense, the scenario loads, nothing stays behind."""
+"""`monarch calibrate`: its curves are plausible, its scenario loads, and it leaves no files."""
 
 from __future__ import annotations
 

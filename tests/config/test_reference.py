@@ -1,4 +1,4 @@
-"""What is made from the declaration of the keys: the pages' tables and the JSON schema."""
+"""The pages' tables and the JSON schema, which are generated from the declaration of the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes: what is read, what is refused, and that writing and reading agree."""
+"""Sizes: which texts are read, which are refused, and that a written size can be read again."""
 
 from __future__ import annotations
 

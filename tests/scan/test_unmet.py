@@ -13,7 +13,7 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# Longer than a program takes to end, also on a busy machine [s].
+# Longer than the program of the test runs, also on a busy machine [s].
 LATENCY_S = 1.5
 
 
