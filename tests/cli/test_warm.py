@@ -373,7 +373,7 @@ def test_a_file_whose_replacement_was_noticed_before(
     os.replace(source / "fresh", source / "b")
 
     def is_noticed() -> bool:
-        read_all(session, source)  # the daemon compares only while programs read
+        read_all(session, source)  # the daemon compares only if programs use its answers
         return bool(session.status()["sources"][0]["bypass"].get("changed"))
 
     wait_until(is_noticed, what="the daemon's comparison", every=0.1)
