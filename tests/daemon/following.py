@@ -1,4 +1,4 @@
-"""Trainings that a plan knows: a dataset, the plan's file, and a DataLoader that reads it."""
+"""Trainings that follow a plan: the plan's file, and a DataLoader that reads the dataset."""
 
 from __future__ import annotations
 

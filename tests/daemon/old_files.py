@@ -1,4 +1,4 @@
-"""Files that are old enough for their copies to be recorded when a test first needs them."""
+"""Files that tests share, so that they are old enough for their copies to be recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.epoch import make_files
 from support.files import Files
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
-# How many, and their size.
+# How many files `numbered` has, and their size [bytes].
 NUMBERED = (200, 50_000)
 
 

@@ -1,4 +1,4 @@
-"""The library whose readers wait for other times than the package's."""
+"""Builds the preloaded library with other limits for how long readers wait."""
 
 from __future__ import annotations
 

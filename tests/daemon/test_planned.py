@@ -1,5 +1,5 @@
-"""Following a plan: DataLoaders under the library, over a slow source that counts. Where it is not
-about torch's own order, a loader stands for them that loads sooner."""
+"""Following a plan: DataLoaders under the library, over a slow source that counts operations. Tests
+that do not depend on torch's own order use a stand-in for its loader, which starts sooner."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
 
 
 def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
-    """A search of hyper-parameters: each job begins when the one before is somewhere in it."""
+    """A plan that is named three times follows three jobs, as in a search for hyperparameters. Each
+    job begins while the one before is in its first epoch."""
     session = site.session([site.plan(epochs=2)] * 3, area=AREA * 3 // 4)
     wait_followed(session)
     about = {"epochs": 2, "compute_s": sized(0.04, 0.06)}
@@ -134,8 +135,8 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
-    """A link to a file, one in another directory, a file behind a link to its directory, and links
-    to links."""
+    """A plan may name a file by a link to it, by a link in another directory, by a path through a
+    link to a directory, or by a link to a link."""
     files = Files(tmp_path / "source").add_many(80, 2000)
     root, plain = files.root, sorted(files.digests)
     (root / "links").mkdir()
