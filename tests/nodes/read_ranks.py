@@ -28,7 +28,7 @@ def digest(data: bytes) -> str:
 
 
 def loaded(batches: list[list[Path]]) -> Iterator[str]:
-    """A digest of each batch, by a worker that is forked and reads ahead."""
+    """Yields a digest of each batch. A forked worker reads the batches ahead."""
     mine, workers = os.pipe()
     worker = os.fork()
     if worker == 0:
@@ -45,7 +45,7 @@ def loaded(batches: list[list[Path]]) -> Iterator[str]:
 
 
 def exchange(out: Path, step: int, ranks: int, rank: int, said: str) -> bytes:
-    """The words of all ranks after this step, in the order of the ranks."""
+    """Returns what all ranks have written after this step, in the order of the ranks."""
     whole, part = out / f"{step}.{rank}", out / f"{step}.{rank}.part"
     part.write_text(said)
     part.rename(whole)

@@ -28,7 +28,7 @@ INPUTS = 64
 
 
 class Folder(Dataset[tuple[torch.Tensor, int]]):
-    """The files of `root`/CLASS/*: (float32 (INPUTS,), class)."""
+    """The files `root`/CLASS/*, each as (float32 (INPUTS,), class)."""
 
     def __init__(self, root: Path) -> None:
         self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -83,7 +83,8 @@ def be_rank(out: Path, ranks: int, rank: int, root: Path) -> None:
 def main() -> None:
     out, ranks = Path(sys.argv[1]), int(sys.argv[2])
     mine = [(int(rank), Path(root)) for rank, root in (word.split(":") for word in sys.argv[3:])]
-    # What is loaded by now need not be loaded by each. The first optimizer imports half of torch.
+    # Load modules before the ranks are forked, so that each rank need not load them. The first
+    # optimizer imports half of torch.
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
     others = []
     for rank, root in mine[1:]:
