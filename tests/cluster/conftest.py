@@ -33,7 +33,7 @@ INTERPRETER = [sys.executable, "-m", "monarch_py"]
 
 
 def why_no_mpi() -> str | None:
-    """What is missing here, in one sentence; None if ranks can be started."""
+    """Returns what is missing here, in one sentence, or None if ranks can be started."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is missing: pip install mpi4py mpich"
     if shutil.which(mpiexec()) is None:
@@ -147,7 +147,7 @@ class Local:
 
 @pytest.fixture
 def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
-    """local_factory(source, count, **settings)"""
+    """Makes `Local` objects: local_factory(source, count, **settings)."""
     if missing := why_no_mpi():
         pytest.skip(missing)
     with ExitStack() as stack:

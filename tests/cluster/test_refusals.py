@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # In short: test_launcher.py checks this without ranks, and the cases above end with status
-        # 2 too.
+        # Without --long, test_launcher.py checks this without ranks, and the cases above end with
+        # status 2 too.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -50,7 +50,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # In short: test_a_port_that_is_taken below.
+        # Without --long, test_a_port_that_is_taken checks this.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,

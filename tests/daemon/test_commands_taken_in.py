@@ -45,7 +45,7 @@ def daemon(session: Session) -> psutil.Process:
 def connected(session: Session, most: int) -> Iterator[socket.socket]:
     """Yields connections that send nothing, at most `most`, until the daemon's listen queue is
     full."""
-    directory = os.open(session.paths.path, os.O_RDONLY)  # its name may be too long for a socket
+    directory = os.open(session.paths.path, os.O_RDONLY)  # its path may be too long for a socket
     try:
         for _ in range(most):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -261,7 +261,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
-@pytest.mark.long  # the two tests of idle cores check the same in less time
+@pytest.mark.long  # without --long, the two tests of idle cores check this
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
     """Fills of a fast source leave the cores to busy programs: with no idle core, the daemon takes
     a small part of one."""

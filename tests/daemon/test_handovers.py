@@ -201,7 +201,7 @@ def test_a_wrong_path_is_not_believed(session_factory: Factory, own_source: Slow
 
 
 LARGE = 3_000_000
-# More than an eighth of the file in all, and less than half.
+# Reads more than an eighth of the file in all, and less than half.
 AT_RANDOM = """
 import os, sys
 fd = os.open(sys.argv[1], 0)
@@ -659,7 +659,7 @@ def test_a_wrong_descriptor_is_not_believed(
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
-    # For each file number, opens a descriptor that must not be used as that file's.
+    # For each file, opens a descriptor that must not be taken for one of that file.
     fds: dict[int, Callable[[], int]] = {
         2: lambda: os.open(root / str(MANY), os.O_RDONLY),
         3: lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),

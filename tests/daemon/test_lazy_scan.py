@@ -49,8 +49,8 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """Each directory asked for is listed. In `asked`, None stands for a walk, which takes all that
-    was asked for until then."""
+    """Each directory asked for is listed. In `asked`, None stands for a walk, which takes
+    directories that were asked for before."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:
@@ -65,8 +65,8 @@ def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None
             assert len(walked) >= len(directories), "one lies in another"
     assert not len(parts)
     assert set(listed) == expected
-    # A directory may be listed by itself, once more with each directory above it, and once more at
-    # the end.
+    # A directory may be listed alone, then with all below it, and then once more with each
+    # directory above it.
     assert max(listed.values(), default=0) <= DEPTH + 2
 
 

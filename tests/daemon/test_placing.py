@@ -1,4 +1,4 @@
-"""The order in which a node keeps files for the other nodes that it never uses itself."""
+"""The order in which a node keeps files that only other nodes use."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
-# in short: test_tracker.py has several plans, and this file's first test has a daemon
+# Without --long, test_tracker.py has several plans, and this file's first test has a daemon.
 @pytest.mark.long
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [

@@ -50,7 +50,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-@pytest.mark.long  # in short: test_tracker.py, and with daemons nodes/test_planned_failures.py
+# Without --long, test_tracker.py and nodes/test_planned_failures.py check this.
+@pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
     wait_followed(session)
@@ -67,7 +68,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
 
 
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
-@pytest.mark.long  # in short: test_ranks_read.py, ranks that a plan knows
+@pytest.mark.long  # without --long, test_ranks_read.py has ranks that follow a plan
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
@@ -79,7 +80,7 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# In short: test_tracker.py has plans of several jobs, and the next test jobs on a daemon.
+# Without --long, test_tracker.py has plans of several jobs, and the next test several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [

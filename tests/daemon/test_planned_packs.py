@@ -31,7 +31,7 @@ def copied(session: Session) -> list[str]:
     words = catalog.words
     there = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
     found = np.flatnonzero(there)
-    # copies are numbered in the order in which they are begun
+    # Copies are numbered in the order in which they are begun.
     begun = np.argsort(word.copy(words[found]))
     return [catalog.path(int(at)) for at in found[begun]]
 

@@ -151,7 +151,7 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # as if the mark had been seen while the file was FILLING
+    # This is as if the mark had been seen while the file was FILLING.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)

@@ -59,8 +59,7 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Records that each of these readers has got `rate` from a place for so many seconds
-        [bytes/s]."""
+        """Records that each of `readers` has got `rate` [bytes/s] from a place for `seconds`."""
         self.now += seconds
         level = readers.bit_length() - 1
         self.counts[place, 0, level] += np.uint64(rate * seconds)
@@ -114,7 +113,7 @@ def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() ->
         site.places.choose(np.zeros(1, dtype=np.uint64), asked, sizes, np.zeros(1))
         return [int(node) for node in asked[0]]
 
-    assert chosen() == [OTHER, PEER + HAS_IT]  # the peer that was never asked goes first
+    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked, and goes first
     assert chosen() == [PEER + HAS_IT, OTHER]
     site.now += TRY_AGAIN_S
     assert chosen() == [OTHER, PEER + HAS_IT]

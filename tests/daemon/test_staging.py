@@ -49,7 +49,7 @@ def opened(session: Session) -> list[int]:
     multiples of 64."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
-    words = np.frombuffer(bits, dtype=np.uint64).copy()  # they change while they are searched
+    words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
     return [64 * int(word) for word in np.flatnonzero(words)]
 
 
@@ -110,7 +110,7 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     paths = sorted(files.root.iterdir())
     read_each(session, paths[:6])  # one in the tier, five staged
     assert staged(session) == 5
-    read(session, paths[1])  # The program opens the copy, and asks the daemon for nothing.
+    read(session, paths[1])  # the program opens the copy, and asks the daemon for nothing
     wait_until(lambda: not opened(session), what="the turn in which the daemon hears of it")
     read_each(session, paths[6:7])
     hits = session.totals()["hits"]
@@ -226,8 +226,9 @@ for name in sys.argv[1:]:
 
 
 def test_attributes_of_what_is_staged(session_factory: Factory, tmp_path: Path, area: Path) -> None:
-    """A program sees the source's attributes on the descriptor of a staged copy. The library knows
-    such a copy by its birth time, which newer kernels report only if asked."""
+    """A program sees the source's attributes on the descriptor of a staged copy, whatever it asks
+    statx for. The library recognizes such a copy by a stamp in its mtime, which newer kernels
+    report only if asked."""
     files = Files(tmp_path / "source").add_many(8, 100_000)
     staging = {"mount_point": str(area), "max_storage_quota": 2 * MIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()

@@ -37,8 +37,8 @@ def test_so_many_reads_are_in_flight_at_first(
     settings: dict[str, Any],
     in_flight: int,
 ) -> None:
-    """As many fills that nobody waits for read at first from a source that has given nothing yet,
-    and no more threads run than these need."""
+    """`in_flight` fills read at the same time from a source that has given nothing yet, if no
+    reader waits for them. No more threads run than these need."""
     source = slow_factory()
     make_files(source.backing, 2 * MANY, 1000)
     source.latency(read=3600)

@@ -1,5 +1,5 @@
-"""How often readers wait for a copy that is being filled, and that they never stop waiting for
-good."""
+"""How often readers wait for a copy that is being filled, and that they stop waiting only for a
+while."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
 def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
     clients: Any,
 ) -> None:
-    clients.wanted.word[77] = 1 << 5  # and nothing in the summary
+    clients.wanted.word[77] = 1 << 5  # the summary's bit is not set
     entry = 77 * 64 + 5
     assert take(clients, 64) == []
     assert lib.monarch_want_file(clients, entry)
@@ -264,8 +264,8 @@ def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
 def test_as_many_reads_are_in_flight_as_min_reads_says(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """As many fills that nobody waits for read at first from a source that has given nothing
-    yet."""
+    """At least `min_reads` fills read at the same time, even if no reader waits for them and the
+    source has given nothing yet."""
     source = slow_factory()
     make_files(source.backing, 8, 1000)
     source.latency(read=3600)

@@ -79,7 +79,8 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     is_used_again(cluster)
 
 
-# In short: the test before this one, and test_planned_failures.py with a daemon started empty.
+# Without --long, the test before this one checks this, and test_planned_failures.py does with a
+# daemon that is started empty.
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:

@@ -148,9 +148,9 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
     assert planned.read_by_fills() <= FILES * SIZE + SOME
 
 
-@pytest.mark.long  # in short: test_ownership.py, and the next test
+@pytest.mark.long  # without --long, test_ownership.py and the next test check this
 def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
-    """One node has room for two thirds of the files, another for a sixteenth."""
+    """The nodes have room for two thirds, a third and a sixteenth of the files."""
     parts = (32, 16, 3)
     quotas = [FILES * COUNTED * part // 48 + MIB for part in parts]
     planned = make(quotas=quotas)

@@ -44,7 +44,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(Path(testbed.__file__).with_name("reader.c"), place, "-pthread")
 
 
-# For the case without a plan, the short forms are test_one_policy.py and test_source_once.py.
+# Without --long, test_one_policy.py and test_source_once.py check the case without a plan.
 @pytest.mark.parametrize("planned", cases([0, EPOCHS], short=[EPOCHS]), ids=["hash", "plan"])
 def test_bytes_come_from_where_the_simulator_says(
     memory: Path, slowsource_binary: Path, reader: Path, planned: int

@@ -1,10 +1,11 @@
-"""Ranks of a training with DistributedDataParallel, always the same way.
+"""Ranks of a deterministic training with DistributedDataParallel.
 
     python train_ranks.py OUT RANKS RANK:DATASET ...
 
 DATASET : a directory for every class, with files of numbers, as this rank sees it;  OUT : a
 directory in which the ranks meet. Each writes OUT/RANK: the loss of every batch and a digest of the
-weights, which depend on every byte. Several ranks of one call are processes of it.
+weights, which depend on every byte. If a call names several ranks, it forks a process for each
+further one.
 """
 
 from __future__ import annotations

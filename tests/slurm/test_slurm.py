@@ -149,7 +149,7 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
     assert jobs.slurm.exit_code(job) == "2:0"
 
 
-# In short: test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and
+# Without --long, test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and
 # tests/cluster has readers under mpiexec.
 @pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
