@@ -26,14 +26,14 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import lib
 
 MIB = 1 << 20
-# mpiexec's own guard: a test that hangs says so before pytest does [s].
+# Ends a run of ranks that hangs, sooner than pytest's own limit would [s].
 LIMIT_S = 90
-# A rank with an interpreter of its own. Only tests that are about the processes need it.
+# Runs each rank in an interpreter of its own. Only tests of the processes themselves need this.
 INTERPRETER = [sys.executable, "-m", "monarch_py"]
 
 
 def why_no_mpi() -> str | None:
-    """What is missing here, in one sentence; None if ranks can be started."""
+    """Returns what is missing here, in one sentence, or None if ranks can be started."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is missing: pip install mpi4py mpich"
     if shutil.which(mpiexec()) is None:
@@ -42,20 +42,20 @@ def why_no_mpi() -> str | None:
 
 
 def mpiexec() -> str:
-    """That of the interpreter's own environment, which mpi4py uses."""
+    """Returns the mpiexec of the interpreter's own environment, which mpi4py uses."""
     return str(Path(sys.executable).with_name("mpiexec"))
 
 
 class Local:
     """`count` configurations tiers-N.yaml over one source. Leaving the context ends their daemons.
 
-    settings : of all configurations
+    settings : which all configurations have
     """
 
     def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
         self.directory, self.count = directory, count
-        self.prefix: list[str] = []  # before `monarch`, in every rank
-        self.program = rank_program()  # `monarch` itself
+        self.prefix: list[str] = []  # placed before `monarch` in every rank
+        self.program = rank_program()  # the command line of `monarch` itself
         self.shm = directory / "shm"
         self.shm.mkdir(parents=True)
         self.template = directory / "tiers-{rank}.yaml"
@@ -69,7 +69,7 @@ class Local:
         return self.directory / f"tiers-{rank}.yaml"
 
     def configure(self, rank: int, **settings: Any) -> None:
-        """Settings on top of those that the file has."""
+        """Adds settings to those that the file has."""
         tier = {
             "mount_point": str(self.directory / f"tier{rank}"),
             "max_storage_quota": (rank + 1) * MIB,
@@ -84,13 +84,13 @@ class Local:
         return {**base, "MONARCH_SHM": str(self.shm), **more}
 
     def monarch(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """One process, without a launcher."""
+        """Runs `monarch` in one process, without a launcher."""
         return run_monarch([str(word) for word in words], self.env(**env), LIMIT_S)
 
     def ranks(
         self, *words: str | Path, count: int | None = None, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """`monarch` in as many ranks as there are configurations."""
+        """Runs `monarch` under mpiexec, in as many ranks as there are configurations."""
         return self._run(self.command(*words, count=count), env)
 
     def command(self, *words: str | Path, count: int | None = None) -> list[str | Path]:
@@ -123,7 +123,7 @@ class Local:
         return SessionDir(self.shm / f"monarch-{os.geteuid()}" / key)
 
     def daemons(self) -> list[psutil.Process]:
-        """All that live, of these configurations and of others below the directory."""
+        """Returns all living daemons whose configuration lies below the directory."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -147,7 +147,7 @@ class Local:
 
 @pytest.fixture
 def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
-    """local_factory(source, count, **settings)"""
+    """Makes `Local` objects: local_factory(source, count, **settings)."""
     if missing := why_no_mpi():
         pytest.skip(missing)
     with ExitStack() as stack:
@@ -160,14 +160,15 @@ def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_of_killed_ranks() -> Iterator[None]:
-    """Ranks that are killed leave segments of MPICH's behind, which no process maps any more."""
+    """Ranks that are killed leave MPICH's segments of shared memory behind. Removes those that no
+    process maps any more."""
     yield
     mapped = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
             mapped += maps.read_text()
     for segment in Path("/dev/shm").glob("mpich_shm_*"):
-        with suppress(OSError):  # it is another user's
-            # A job that begins now may not have mapped its segment yet.
+        with suppress(OSError):  # the segment is another user's
+            # A job that is just starting may not have mapped its segment yet.
             if segment.name not in mapped and time.time() - segment.stat().st_mtime > 10:
                 segment.unlink()

@@ -1,7 +1,7 @@
-"""Forks ranks of `monarch` from a process that has imported their modules, and MPI.
+"""Forks ranks of `monarch` from a process that has imported MPI and Monarch's modules.
 
-An interpreter that imports them takes most of a rank's time. So mpiexec starts rank_stub.py for
-each rank, which has this server fork the process that runs the command.
+Importing these in a new interpreter takes most of a rank's time. So mpiexec starts rank_stub.py for
+each rank, which lets this server fork the process that runs the command.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, NoReturn
 from support.forking import MOST_DESCRIPTORS, end_as, enter, fork_function, run_command
 
 STUB = Path(__file__).with_name("rank_stub.py")
-# The environment variable that has ranks wait for each other as long as it says [s].
+# An environment variable with the time for which ranks wait for each other [s].
 JOIN_LIMIT = "TESTED_JOIN_LIMIT_S"
 LARGEST_REQUEST = 1 << 20
-# The server's listening socket, by the order of descriptors in `fork_function`.
+# The descriptor of the server's listening socket (see `fork_function`).
 LISTENER = 3
 PR_SET_PDEATHSIG = 1
-# As /proc names them, and the flags of setns(2). A process that has entered all of them sees the
-# files of the mount namespace.
+# Namespaces as /proc names them, with their flags for setns(2). A process that has entered all of
+# them sees the files of the mount namespace.
 NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000, "mnt": 0x00020000}
 
 
@@ -52,7 +52,7 @@ def rank_program() -> list[str]:
 
 
 def main() -> None:
-    """The server. It ends with its parent, which ends with the test's process."""
+    """Runs the server. It ends with its parent, which ends with the test's process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     import mpi4py
 
@@ -76,7 +76,8 @@ def main() -> None:
 
 
 def _keep(stub: socket.socket) -> None:
-    """Forks the process of a rank, which ends with its stub. Tells the stub how it has ended."""
+    """Forks the process of a rank and passes signals of the stub on to it. The process ends with
+    its stub, which is told how it has ended."""
     data, fds, *_ = socket.recv_fds(stub, LARGEST_REQUEST, MOST_DESCRIPTORS)
     request = marshal.loads(data)
     pid = os.fork()
@@ -111,7 +112,7 @@ def _become(request: Mapping[str, Any], *fds: int) -> NoReturn:
     os.environ.update(environment)
     os.chdir(request["directory"])
     _renumber(own, request["numbers"])
-    # The server's may have been files, where these are pipes.
+    # The server's streams may have been files, while these are pipes.
     sys.stdout, sys.stderr = (
         open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115
         for fd in (1, 2)
@@ -125,7 +126,7 @@ def _run_to_its_end(words: Sequence[str]) -> None:
     except SystemExit as ended:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # MPI takes leave of mpiexec in a handler of exit(3).
+        # MPI tells mpiexec in a handler of exit(3) that the rank ends.
         ctypes.CDLL(None).exit(ended.code)
 
 

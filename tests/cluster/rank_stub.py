@@ -1,9 +1,10 @@
-"""A rank as its launcher sees it: the process that runs `monarch` is forked by rank_server.py.
+"""A rank as its launcher sees it; rank_server.py forks the process that runs `monarch`.
 
     python -IS rank_stub.py SOCKET WORDS...
 
-It hands over its environment, descriptors and namespaces, passes signals on, and ends as that
-process does. It imports what an interpreter has loaded or starts with, so that it starts fast.
+The stub sends its environment, descriptors and namespaces to the server, passes signals on, and
+ends as that process does. To start fast, it imports only modules that an interpreter has loaded or
+built in.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
     fds = [*numbers, os.pidfd_open(os.getpid())]
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     server.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    # mpiexec notices by these that the process has ended.
+    # mpiexec notices that the forked process has ended when no process has these open any more.
     for number in numbers[3:]:
         os.close(number)
     for number in PASSED_ON:

@@ -1,4 +1,5 @@
-"""A daemon that has died: the same command again brings it back to those that still serve."""
+"""One daemon of several has died: the same `start` again brings it back to those that still
+serve."""
 
 from __future__ import annotations
 
@@ -18,25 +19,26 @@ from support.draws import sized
 from support.session import wait_until
 
 VICTIM = 1
-# Where it is not about those that serve: each rank of a start takes a second of CPU.
+# For tests that do not depend on the daemons that still serve: each rank of a start takes a second
+# of CPU time.
 FEW = sized(2, 3)
 
 
 @pytest.fixture
 def local(tree: Path, local_factory: Callable[..., Local]) -> Local:
-    """Three daemons that serve, of which one has just been killed."""
+    """Three daemons that were started together, of which one has just been killed."""
     return with_one_killed(local_factory(tree, 3))
 
 
 @pytest.fixture
 def few(tree: Path, local_factory: Callable[..., Local]) -> Local:
-    """The same with FEW daemons."""
+    """FEW daemons that were started together, of which one has just been killed."""
     return with_one_killed(local_factory(tree, FEW))
 
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The same as `few`, for tests that leave it as they find it."""
+    """The same as `few`, for tests that leave everything as they find it."""
     if missing := why_no_mpi():
         pytest.skip(missing)
     place = tmp_path_factory.mktemp("standing")
@@ -60,7 +62,7 @@ def with_one_killed(local: Local) -> Local:
 
 @contextmanager
 def configured(local: Local, *ranks: int, **settings: Any) -> Iterator[None]:
-    """With these settings on top of what the files of these ranks have."""
+    """Inside this context, the files of these ranks have these settings on top of their own."""
     before = {local.file(rank): local.file(rank).read_text() for rank in ranks}
     for rank in ranks:
         local.configure(rank, **settings)
@@ -81,7 +83,7 @@ def seen_by(local: Local, rank: int) -> list[dict[str, Any]]:
 
 
 def serve_together(local: Local) -> None:
-    """All see all, at the addresses that they had, and what is read comes from each other."""
+    """Asserts that all daemons see each other."""
     for rank in range(local.count):
         wait_until(lambda rank=rank: local.connection(rank).ask("status")["scanned"])  # type: ignore[misc]
         nodes = seen_by(local, rank)
@@ -90,8 +92,8 @@ def serve_together(local: Local) -> None:
 
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
-    """A program reads every file at this rank, which is right to the byte; what this rank's daemon
-    has got from the others by then [bytes]."""
+    """Runs a program at this rank that reads every file, and compares the bytes. Returns how many
+    bytes this rank's daemon has got from the others by then."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
@@ -101,13 +103,13 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
 
 
 def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
-    """At its address, which is somebody else's at first."""
+    """The daemon gets its old address, which another process holds at first."""
     before = {rank: pid_of(local, rank) for rank in (0, 2)}
     session = local.session(local.file(VICTIM))
     last_words = session.log.read_bytes() + b"and why it died\n"
     session.log.write_bytes(last_words)
     addresses = [node["address"] for node in seen_by(local, 0)]
-    # A start that was refused changes nothing.
+    # A start that is refused changes nothing.
     host, _, port = addresses[VICTIM].rpartition(":")
     line = refusal_of_the_address(local)
     assert f"#1: the running daemons expect this node at {host}, port {port}, but" in line
@@ -122,7 +124,8 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     serve_together(local)
     assert [node["address"] for node in seen_by(local, 0)] == addresses
 
-    # Both ways: it gets from the others what they keep, and they from it.
+    # Files are exchanged in both directions: the daemon gets files from the others, and gives files
+    # to them.
     def is_asked_again() -> bool:
         nodes = local.connection(0).ask("status")["nodes"]
         return bool(nodes["members"][VICTIM]["usable"])
@@ -138,7 +141,8 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
 
 
 def test_it_may_be_in_the_foreground(few: Local) -> None:
-    """Those that serve have nothing to wait for; the one that comes back is waited for."""
+    """`serve` brings a daemon back in the foreground. It waits for this daemon alone, not for those
+    that already served."""
     with subprocess.Popen(
         few.command("serve", "-c", few.template),
         env=few.env(),
@@ -160,7 +164,7 @@ def test_it_may_be_in_the_foreground(few: Local) -> None:
 
 
 def refusal(local: Local, status: int = 3) -> str:
-    """What `start` says, on one line; those that serve go on."""
+    """Returns the only line that `start` prints. The daemons that serve must go on."""
     pids = {daemon.pid for daemon in local.daemons()}
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == status, done.stderr
@@ -170,7 +174,7 @@ def refusal(local: Local, status: int = 3) -> str:
 
 
 def refusal_of_the_address(local: Local) -> str:
-    """Where somebody else listens at the address of the daemon that was killed."""
+    """Returns what `start` says while another process listens at the killed daemon's address."""
     host, _, port = seen_by(local, 0)[VICTIM]["address"].rpartition(":")
     with socket.create_server((host, int(port))):
         return refusal(local)
@@ -190,7 +194,8 @@ def test_who_keeps_what_has_to_stay(standing: Local) -> None:
 def test_what_all_agreed_on_has_to_stay(
     standing: Local, key: str, value: object, shown: str
 ) -> None:
-    """With what the daemons that run were started with, whatever is in all files now."""
+    """A restarted daemon must agree with what the running daemons were started with, even if all
+    files now say something else."""
     sources = [{"path": str(source_of(standing)), key: value}]
     with configured(standing, *range(FEW), sources=sources):
         line = refusal(standing)
@@ -198,7 +203,8 @@ def test_what_all_agreed_on_has_to_stay(
 
 
 def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
-    """As a job has started one there, and left it."""
+    """A daemon that serves only its own node, as one that a job has started there, is named in the
+    refusal."""
     assert standing.monarch("start", "-c", standing.file(VICTIM)).returncode == 0
     try:
         line = refusal(standing)

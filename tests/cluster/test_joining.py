@@ -1,4 +1,5 @@
-"""Ranks that never join the others, and two starts at the same moment."""
+"""Ranks that never join the others, two starts at the same time, and what is said of a failed
+start."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from monarch_py.peers.server import listen
 def start_with(
     local: Local, *others: str, join_limit_s: float = 3.0
 ) -> subprocess.CompletedProcess[str]:
-    """Two ranks that start as they should, and a third one that is something else."""
+    """Starts two ranks as usual, and a third one that runs another command."""
     words = [*local.program, "start", "-c", str(local.template)]
     command = [mpiexec(), "-n", "2", *words, ":", "-n", "1", *others]
     done = subprocess.run(
@@ -56,7 +57,7 @@ def test_a_rank_that_cannot_load_mpi(
 
 
 def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
-    # What waits for it in MPI keeps a processor busy.
+    # The other ranks wait for it in MPI, which keeps a core busy: do not let them wait for long.
     done = start_with(local_factory(tree, 3), "true", join_limit_s=0.6)
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
     assert re.match(
@@ -86,7 +87,8 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """One of ours that is stopped still holds its session."""
+    """The error names the process that holds the address: a daemon of this session that does not
+    answer still holds the session's lock."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"the daemon there \(process {os.getpid()}\) does not answer: end it"

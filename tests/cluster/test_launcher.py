@@ -1,4 +1,4 @@
-"""What the environment, the network and the other nodes say."""
+"""What a rank learns from its environment and its network, and whether the nodes fit together."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from monarch_py.util.launcher import VARIABLES, Launch, launched, with_rank
         ({"PMI_SIZE": "4", "PMI_RANK": "3"}, Launch(3, 4)),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, Launch(1, 2)),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, Launch(7, 8)),
-        # A batch script: tasks of the job, and no step.
+        # A batch script has the variables of the job's tasks, but is no step.
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
-        # mpiexec in a step of Slurm, which has one task a node.
+        # mpiexec runs within a step of Slurm that has one task on each node.
         (
             {"PMI_SIZE": "8", "PMI_RANK": "5", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
             Launch(5, 8),
@@ -71,7 +71,7 @@ NETWORK = {
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A node with the interfaces above, whose name nobody knows."""
+    """A node with the interfaces of NETWORK, whose host name has no address."""
 
     def addresses() -> dict[str, list[Address]]:
         v6, v4 = socket.AF_INET6, socket.AF_INET
@@ -101,12 +101,12 @@ def config(**peers: str) -> Config:
 @pytest.mark.parametrize(
     ("names", "address"),
     [
-        ((), "10.2.0.2"),  # the first interface
+        ((), "10.2.0.2"),  # the address of the first interface that is up
         (("10.3.0.3",), "10.3.0.3"),
         (("127.0.1.1", "10.3.0.3"), "10.3.0.3"),
         (("127.0.0.1",), "10.2.0.2"),
-        (("192.0.2.9",), "10.2.0.2"),  # of a gateway, say
-        (("10.1.0.1",), "10.2.0.2"),  # of an interface that is down
+        (("192.0.2.9",), "10.2.0.2"),  # the address of a gateway, for instance
+        (("10.1.0.1",), "10.2.0.2"),  # the address of an interface that is down
     ],
 )
 def test_where_the_others_reach_this_node(
@@ -171,7 +171,7 @@ def refusal(*infos: NodeInfo) -> str:
 def test_nodes_that_go_together() -> None:
     check_infos([info(i) for i in range(4)])
     check_infos([replace(info(0), address=("127.0.0.1", 1))])
-    # One name and two machines.
+    # Two machines may have the same name.
     other = replace(info(1), place=("node0", "other boot", *info(0).place[2:]))
     check_infos([info(0), other])
 
@@ -199,7 +199,7 @@ def test_daemons_that_run_already() -> None:
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
         assert refusal(*some).startswith("node2: a daemon serves this configuration already, but")
-    # Each alone.
+    # Each daemon serves its node alone.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
     assert refusal(info(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
 
@@ -228,5 +228,6 @@ def test_who_comes_back_is_who_was_there() -> None:
     plan = {**info(2).agreed, "plan[0]": "a file"}
     words = other_members([*running(2), replace(info(2), agreed=plan)], cluster)
     assert words.startswith("node2: plan[0] is a file, but on the nodes with running daemons it is")
-    # Those that run have what they were started with, whatever is written there now.
+    # The running daemons keep the settings that they were started with, whatever their files say
+    # now.
     check_members([*running(1), replace(running(2)[1], quotas=(5,)), info(2)], cluster)

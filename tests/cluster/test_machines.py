@@ -1,4 +1,4 @@
-"""Three machines with host names, addresses and shared memory of their own."""
+"""Three machines (namespaces), each with its own host name, address and shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 
 def write(tmp_path: Path, tree: Path, **settings: Any) -> Path:
-    """One for all: each machine has a tier in its own shared memory."""
+    """Writes one configuration for all machines; each has a tier in its own shared memory."""
     tier = {"mount_point": "/dev/shm", "max_storage_quota": "8MiB"}
     file = tmp_path / "tiers.yaml"
     file.write_text(yaml.safe_dump({"sources": [str(tree)], "hierarchy": [tier], **settings}))
@@ -42,7 +42,7 @@ def env() -> dict[str, str]:
 
 
 def together(machines: Machines, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """`monarch` on all of them, by an mpiexec on the first."""
+    """Runs `monarch` on all machines, by an mpiexec on the first."""
     launch = ["-launcher", "ssh", "-launcher-exec", str(machines.launcher())]
     where = ["-hosts", ",".join(NAMES), "-ppn", "1", "-n", str(len(NAMES))]
     return machines.run(0, mpiexec(), *launch, *where, *rank_program(), *words, env=env())
@@ -65,7 +65,7 @@ def config(place: Path, tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def started(place: Path, config: Path) -> Iterator[Machines]:
-    """Three daemons that serve, and are stopped together after all tests."""
+    """Machines with three running daemons, which are stopped together after all tests."""
     if missing := why_no_mpi() or why_no_machines():
         pytest.skip(missing)
     with Machines(place / "machines", len(NAMES), "1gbit") as machines:
@@ -101,13 +101,14 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
         assert [node["answers"] for node in nodes] == [True] * 3
         hosts = [node["address"].rpartition(":")[0] for node in nodes]
         assert hosts == [started.nodes.address(i) for i in range(3)]
-        # Its own memory each.
+        # Each machine has a daemon of its own.
         assert len({node["status"]["pid"] for node in nodes}) == 3
         assert {node["status"]["sources"][0]["files"] for node in nodes} == {17}
 
 
 def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
-    """All machines read everything, one after the other: what one keeps, the others get there."""
+    """All machines read everything, one after the other: a file that one machine keeps comes to the
+    others from there."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     wait_until(
@@ -132,7 +133,7 @@ def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Pa
     started.nodes.set_link(2, up=False)
     nodes = nodes_seen_by(started, 0, config)
     assert [node["why"] for node in nodes] == ["", "", "does not answer"]
-    # From the other side it is all others.
+    # From the side of the machine that is cut off, all others do not answer.
     alone = nodes_seen_by(started, 2, config)
     assert [node["why"] for node in alone] == ["does not answer", "does not answer", ""]
     started.nodes.set_link(2, up=True)
@@ -167,7 +168,7 @@ def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Pat
 def test_the_same_address_on_all_machines_is_refused(
     machines: Machines, tmp_path: Path, tree: Path
 ) -> None:
-    """As the bridge of containers has it on every node."""
+    """A bridge for containers often has the same address on every node."""
     add_bridge(machines, lambda _: "172.31.0.1")
     config = write(tmp_path, tree, peers={"interface": "bridge"})
     done = together(machines, "start", "-c", config)
@@ -179,7 +180,8 @@ def test_the_same_address_on_all_machines_is_refused(
 def test_machines_that_do_not_reach_each_other_are_named(
     machines: Machines, tmp_path: Path, tree: Path
 ) -> None:
-    """Addresses of their own that nobody else has a way to; each serves all the same."""
+    """Each machine serves at an address that the others cannot reach: the start succeeds, with a
+    warning."""
     add_bridge(machines, lambda machine: f"172.31.{machine}.1")
     config = write(tmp_path, tree, peers={"interface": "bridge"})
     done = together(machines, "start", "-c", config)

@@ -20,13 +20,14 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# What each further daemon asks, whatever the size of the dataset: its configuration's and its own
-# looks at the root, and one at a file, to see that it has the same source before it.
+# How often each further daemon asks for attributes, whatever the size of the dataset: its
+# configuration and the daemon itself look at the root, and at a file to see that the source is the
+# same.
 LOOKS_OF_A_NODE = 25
 
 
 def wait_until_ready(local: Local, ranks: range) -> None:
-    """All have their catalog, and the listings in it."""
+    """Waits until all daemons have their catalog and its listings."""
     for rank in ranks:
         connection = local.connection(rank)
         wait_until(lambda connection=connection: connection.ask("status")["scanned"])  # type: ignore[misc]
@@ -37,7 +38,7 @@ def fill(backing: Path) -> None:
         (backing / f"d{i}").mkdir()
         for j in range(FILES):
             (backing / f"d{i}" / f"f{j}").write_bytes(bytes(j))
-    # A directory that changed just before it was listed is looked at again, by each node.
+    # A directory that changed just before it was listed is looked at again by each node: wait.
     made = time.time()
     wait_until(lambda: time.time() > made + 3)
 
@@ -64,7 +65,7 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
     assert local.monarch("stop", "-c", local.file(0)).returncode == 0
     together = counted(local.start, range(NODES))
     assert together["readdir"] <= alone["readdir"]
-    # `start` itself looks at the configuration of each, as it does for one.
+    # `start` itself looks at the configuration of each node, as it does for a single node.
     assert together["getattr"] <= alone["getattr"] + NODES * LOOKS_OF_A_NODE
     assert together["read"] == 0
 
@@ -72,7 +73,8 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
 def test_all_nodes_list_what_the_first_has_listed(
     tree: Path, local_factory: Callable[..., Local]
 ) -> None:
-    """Also what is no file, and what the configuration leaves out."""
+    """All nodes know the same entries, also those that are no files and those that the
+    configuration excludes."""
     local = local_factory({"path": str(tree), "exclude": ["c/*"]}, NODES)
     local.start()
     wait_until_ready(local, range(NODES))
@@ -116,14 +118,14 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
 def test_another_tree_under_the_same_name_is_refused(
     tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
 ) -> None:
-    """The whole source, or a part of it, is another one on one of the nodes."""
+    """On one of the nodes, the whole source or a part of it is another directory."""
     if os.geteuid() != 0:
         pytest.skip("mounts can be made by root alone")
     other = tmp_path / "other"
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # All files in one directory, so that whichever is looked at is another.
+    # Keep files in only one directory, so that whichever file is compared is another one.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()

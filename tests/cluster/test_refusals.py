@@ -1,4 +1,4 @@
-"""One rank cannot go on: all end, with one sentence, and no daemon is left."""
+"""If one rank cannot go on, all ranks end with a single sentence, and no daemon is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_py.plan.samplers import DistributedSampler
 
 
 def refusal(local: Local, *words: str | Path, status: int, count: int | None = None) -> str:
-    """What `start` says, on one line; whatever it said, nothing is left of it."""
+    """Returns the only line that `start` prints. No daemon may be left."""
     done = local.ranks("start", "-c", local.template, *words, count=count)
     assert done.returncode == status, done.stderr
     assert local.daemons() == []
@@ -41,7 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # test_launcher.py has it without ranks, and others of one rank that ends with status 2.
+        # Without --long, test_launcher.py checks this without ranks, and the cases above end with
+        # status 2 too.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -49,7 +50,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # As a port that is taken, see below.
+        # Without --long, test_a_port_that_is_taken checks this.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,
@@ -85,7 +86,7 @@ def test_sources_that_differ(
 
 
 def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """Who owns what follows from them."""
+    """Plans must be the same, because the files' owners follow from them."""
     local = local_factory(tree, 2)
     files = {f"f{i}": (tree / "a" / f"f{i}").stat().st_size for i in range(5)}
     for rank, seed in enumerate((1, 2)):
@@ -118,7 +119,7 @@ def test_a_tier_that_another_daemon_holds(tree: Path, local_factory: Callable[..
         assert done.returncode == 3
         assert "#1: the daemon did not start: no tier can be used: " in done.stderr
         assert len(done.stderr.splitlines()) == 1
-        assert len(local.daemons()) == 1  # the other one
+        assert len(local.daemons()) == 1  # the one of the other configuration
     finally:
         assert local.monarch("stop", "-c", other).returncode == 0
 
@@ -158,7 +159,7 @@ def test_a_placeholder_takes_a_launcher(tree: Path, local_factory: Callable[...,
 
 
 def test_a_launcher_of_another_mpi(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """srun without --mpi: every task is alone with its MPI."""
+    """With srun without --mpi, every task is alone in its MPI."""
     local = local_factory(tree, 2)
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = local.monarch("start", "-c", local.template, **env)
@@ -174,7 +175,7 @@ def test_a_rank_that_dies_in_the_middle(
     local_factory: Callable[..., Local],
     number: signal.Signals,
 ) -> None:
-    """While rank 0 lists a slow source."""
+    """A rank is killed while rank 0 lists a slow source: all ranks end."""
     source = slow_factory()
     for i in range(300):
         (tmp_path / "backing" / f"f{i}").touch()

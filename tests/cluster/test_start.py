@@ -15,7 +15,7 @@ from cluster.conftest import INTERPRETER, Local
 from support.draws import sized
 from support.session import wait_until
 
-FILES = 17  # regular files of `tree`
+FILES = 17  # the number of regular files in `tree`
 
 
 def wait_scanned(local: Local) -> None:
@@ -27,7 +27,8 @@ def wait_scanned(local: Local) -> None:
 def test_daemons_know_of_each_other(tree: Path, local_factory: Callable[..., Local]) -> None:
     count = sized(2, 4)
     local, last = local_factory(tree, count), count - 1
-    # The other tests have ranks that are forked, and so are the daemons of these.
+    # In other tests the ranks are forked by a server, and so are their daemons. Here each rank has
+    # an interpreter of its own.
     local.program, forked = INTERPRETER, local.program
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
@@ -122,7 +123,7 @@ def test_serve_ends_with_its_daemon_and_the_daemon_with_it(
                     process.send_signal(signal.SIGTERM)
                     process.wait(30)
                 else:
-                    # Not mpiexec's: the processes that wait for the daemons.
+                    # Kill the processes that wait for the daemons, not mpiexec.
                     for daemon in daemons:
                         parent = daemon.parent()
                         assert parent is not None
@@ -153,7 +154,7 @@ def test_copies_of_an_earlier_session_are_found_again(
     local.start()
     for rank in range(2):
         wait_until(lambda rank=rank: present(rank))  # type: ignore[misc]
-        # Those written just before their fill have their second look first.
+        # Files that were written just before their fill are looked at once more first.
         wait_until(lambda rank=rank: not local.connection(rank).ask("status")["pending"])  # type: ignore[misc]
     assert local.ranks("stop", "-c", local.template).returncode == 0
     local.start()
@@ -179,7 +180,7 @@ def test_one_node_needs_no_mpi(
     done = local.monarch("start", "--alone", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 0, done.stderr
     assert not sprung.exists()
-    # And the trap is one.
+    # The trap works: with several ranks, mpi4py is imported.
     done = local.monarch("start", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 3
     assert done.stderr.startswith("monarch: 2 processes were started together, which needs mpi4py")
@@ -192,7 +193,8 @@ def daemons_have_no_mpi_and_no_secret_is_to_be_seen(local: Local) -> None:
         maps = Path(f"/proc/{daemon.pid}/maps").read_text()
         assert "libmpi" not in maps
         assert "mpi4py" not in maps
-        # The cluster is told by a descriptor, of which the command line has the number.
+        # The daemon gets the cluster's secret through a descriptor. Its command line has only the
+        # descriptor's number.
         *_, config, told = daemon.cmdline()
         assert config.endswith(".yaml")
         assert told.isdigit()

@@ -1,4 +1,4 @@
-"""Shared by the daemon's tests."""
+"""Fixtures that the daemon's tests share."""
 
 from __future__ import annotations
 

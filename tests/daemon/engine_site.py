@@ -1,4 +1,5 @@
-"""A copy engine with a catalog and one tier, and nobody who takes its results."""
+"""A copy engine with a catalog and its tiers, without the daemon's loop: the test takes the
+results."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ Results = npt.NDArray[Any]
 
 
 class Engine:
-    """sizes : of the files, which are the entries [bytes];  tiers : how many"""
+    """A started copy engine over a source with random files.
+
+    sizes : of the files, which are the catalog's entries [bytes];  tiers : how many"""
 
     def __init__(self, place: Path, sizes: Sequence[int] = (SIZE,) * FILES, tiers: int = 1) -> None:
         self.source = source = place / "source"
@@ -58,8 +61,9 @@ class Engine:
             lib.monarch_engine_tier(self.c, number, descriptor)
 
     def order(self, entry: int, set_to: int | None = None) -> int:
-        """Orders a fill. Returns the number of the copy.  set_to : the entry's word, if it is not
-        FILLING of this copy"""
+        """Orders a fill and returns the copy's number.
+
+        set_to : the word that the entry gets; by default, FILLING with this copy's number"""
         self._copy += 1
         filling = word.make(State.FILLING, 0, 0, self._copy)
         self.catalog.set_words(one(entry), np.uint64(filling if set_to is None else set_to))
@@ -87,7 +91,7 @@ class Engine:
         lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers), copies, sizes)
 
     def result(self) -> Results:
-        """(1,) the next one, which went well. It is settled by the caller."""
+        """(1,) The next result, which must be DONE. The caller settles it."""
         out = np.zeros(1, dtype=RESULT)
         where = pointer(out)
         wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
@@ -101,30 +105,34 @@ class Engine:
         return int(self.catalog.words[entry])
 
     def slots(self) -> int:
-        """Fills whose maps readers may look at."""
+        """Returns how many fills have a slot with a map of finished units, which readers may look
+        at."""
         return int(np.count_nonzero(np.array(list(self.fills.word))))
 
     def ask(self, entry: int, place: int | None = None) -> None:
-        """As a reader that has opened the file and waits for its first unit, or a peer's request.
-        place : of its demand; else the entry's number"""
+        """Wants the file and its first unit, as a reader that has opened the file does, or a peer's
+        request.
+
+        place : in the table of demands; by default, the entry's number"""
         lib.monarch_want_file(self.clients, entry)
         self.demand(entry, entry if place is None else place)
 
     def demand(self, entry: int, place: int) -> None:
-        """Waits for the file's first unit without having opened it."""
+        """Demands the file's first unit without marking the file as wanted."""
         self._tag = (self._tag + 2) % 4096
         self.clients.demand[place] = (entry + 1) << 32 | self._tag
         lib.monarch_ring_engine(self.clients)
 
     def take_handovers(self) -> socket.socket:
-        """The socket by which descriptors are handed over from now on."""
+        """Lets the engine take handovers from now on. Returns the socket to send descriptors to."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._descriptors.append(there.detach())
         assert lib.monarch_engine_handovers(self.c, self._descriptors[-1:], 1) == 0
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """As a program that reads a file, or (MONARCH_CLAIM_HANDED) has handed it over."""
+        """Claims a file as a program that reads it does, or (MONARCH_CLAIM_HANDED) one that has
+        handed it over."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
 
@@ -139,9 +147,11 @@ class Engine:
         meets: int = 0,
         staged_bytes: int = 0,
     ) -> None:
-        """is_part : of more room that each tier has;  meets : sources of which files may be taken
-        into the catalog, as bits;  staged_bytes : if positive, the last room is that of the staging
-        area, for files of at most this size"""
+        """Grants the engine these rooms, one for each tier.
+
+        is_part : the tiers have more room than is granted;  meets : bit mask of the sources whose
+        unknown files the engine may add to the catalog;  staged_bytes : if positive, the last room
+        is that of the staging area, for files of at most this size"""
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
@@ -153,17 +163,18 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
-        """(n,) of dtype PLACED: what was ordered under it."""
+        """Ends the grant. Returns (n,) of dtype PLACED: the fills that the engine has ordered under
+        it."""
         placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
         n = lib.monarch_engine_end_grant(self.c, pointer(placed))
         return placed[:n]
 
     def is_left(self) -> bool:
-        """Whether the engine has left something to the loop since the last grant."""
+        """Whether the engine has left work to the daemon's loop since the last grant."""
         return bool(lib.monarch_engine_rest(self.c, 0))
 
     def change(self, entry: int) -> None:
-        """As a client that changes the file."""
+        """Marks the file as changed, as a client that writes to it does."""
         ino = int(self.catalog.entries["ino"][entry])
         lib.monarch_mark_changed(self.clients, self.control.source[0].dev, ino)
 

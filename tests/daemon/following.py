@@ -1,4 +1,4 @@
-"""Trainings that a plan knows: a dataset, the plan's file, and a DataLoader that reads it."""
+"""Trainings that follow a plan: the plan's file, and a DataLoader that reads the dataset."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def plan_of(
     nodes: int = 1,
     names: list[str] | None = None,
 ) -> Path:
-    """Writes the plan of a training on all files, sorted by name, seen below `root`, or on those
-    with these names."""
+    """Writes the plan of a training on all files, sorted by name, or on those with these names.
+
+    root : where the training sees the files"""
     names = names or sorted(files.digests)
     sizes = [files.path(name).stat().st_size for name in names]
     index = Index.of("files", root, names, sizes)
@@ -62,8 +63,8 @@ def train(
     timeout: float = 120,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Runs programs/train_planned.py: for each epoch the digest of all bytes in the order of the
-    batches, and the counters of the daemon before it, if `status` is set."""
+    """Runs programs/train_planned.py. Returns what it prints for each epoch: its number, a digest
+    of all content, and how long it took [s]."""
     words = [sys.executable, str(TRAIN), str(root), json.dumps(settings)]
     done = session.run(words, preload=preload, timeout=timeout)
     assert done.returncode == 0, done.stderr

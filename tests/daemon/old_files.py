@@ -1,4 +1,4 @@
-"""Files that are old enough for their copies to be recorded when a test first needs them."""
+"""Files that tests share, so that they are old enough for their copies to be recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.epoch import make_files
 from support.files import Files
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
-# How many, and their size.
+# How many files `numbered` has, and their size [bytes].
 NUMBERED = (200, 50_000)
 
 
@@ -20,8 +20,8 @@ def add_tree(files: Files) -> Files:
 
 
 class OldFiles:
-    """Made when the first test of this directory starts, so that hardly any test waits until they
-    are old (`Files.wait_until_old`). No test may change them, but `one_tests`.
+    """Files that are made when the first test of this directory starts, so that hardly any test
+    has to wait until they are old (`Files.wait_until_old`). Tests may change only `one_tests`.
 
     flat : ten of 100 kB;  tree : see add_tree;  numbered : see NUMBERED, named by their seeds
     one_tests : thirty of 1 kB, for a single test, which changes some

@@ -1,4 +1,4 @@
-"""The library whose readers wait for other times than the package's."""
+"""Builds the preloaded library with other limits for how long readers wait."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from tempfile import TemporaryDirectory
 
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, build, compile_all
 
-# The one file that has the times.
+# The source file that has the time limits.
 WAITS = "preload/fill/wait.c"
 
 
 def build_waiting(directory: Path, **times_s: float) -> Path:
-    """Returns a library with these constants of WAITS [s]. All its other objects are those of other
-    tests, so that the compiler's cache has them."""
+    """Returns a library with these constants of WAITS [s]. All other objects are compiled as in
+    other tests, so that the compiler's cache has them."""
     flags = [f"-D{name}_NS={round(time_s * 1e9)}ULL" for name, time_s in times_s.items()]
     out = directory / "libmonarch.so"
     assert WAITS in PRELOAD

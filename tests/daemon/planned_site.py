@@ -1,4 +1,4 @@
-"""A session that follows plans over a slow source, and what its daemon says of them."""
+"""A session that follows plans over a slow source, and what its daemon reports of the plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
 MANY, SIZE, SEED = 600, 50_000, 11
-# Of a staging area: a good quarter of the dataset [bytes].
+# The quota of the staging area, a good quarter of the dataset [bytes].
 AREA = MANY * SIZE * 7 // 25
 
 
@@ -39,7 +39,9 @@ class Site:
         area: int = AREA,
         **more: Any,
     ) -> Session:
-        """A daemon that has scanned the source; `share` : of the dataset that the tier holds."""
+        """Starts a daemon and waits until it has scanned the source.
+
+        share : the part of the dataset that the tier has room for"""
         places = [self.directory / name for name in ("tier", "area")]
         for place in places:
             place.mkdir(exist_ok=True)
@@ -71,7 +73,8 @@ def wait_followed(session: Session) -> None:
 
 @contextmanager
 def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any]]]:
-    """The daemon's counters as soon as its plan says that an epoch has begun, and at the end."""
+    """Yields a list of the daemon's counters: an item for each epoch of the plan that has ended,
+    and one for the end of the context."""
     counted: list[dict[str, Any]] = []
     end = threading.Event()
 
@@ -93,7 +96,7 @@ def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any
 
 
 def late(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """The share of opens that found no copy, or of reads that waited for one."""
+    """The share of opens that found no copy, or whose reads waited for one."""
     opens = after["opens"] - before["opens"]
     waited = after["waits"] - before["waits"] + after["misses"] - before["misses"]
     print(f"{waited} of {opens} waited")

@@ -1,4 +1,4 @@
-"""In whatever order the parts of a copy come, its recorded checksum is that of its bytes."""
+"""A copy's recorded checksums are those of its bytes, in whatever order its units were filled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
-# Two blocks, of which the second ends in the middle of a unit.
+# Two blocks; the second ends in the middle of a unit.
 SIZE = 7 * MIB + 100_001
 PER_BLOCK, UNITS = 16, 29
 
@@ -50,7 +50,8 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 def test_copies_made_in_any_order_have_their_own_checksums(
     session_factory: Callable[..., Session], source: SlowSource, threads: int
 ) -> None:
-    """`end_of_a_block`: whoever moves the rest of the block in order ends it without the end."""
+    """A copy has the right checksums whichever units a reader demands first. In `end_of_a_block`,
+    the last unit of the first block is there before the fill comes to the rest of that block."""
     files = dict(zip(ORDERS, make_files(source.backing, len(ORDERS), SIZE), strict=True))
     session = session_factory(source.mountpoint, shared_tpool_size=threads, **IN_UNITS).start()
     session.wait_scanned()

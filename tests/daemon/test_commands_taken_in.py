@@ -1,5 +1,5 @@
-"""Commands reach the daemon also when many come at once, when it is out of descriptors for a while,
-and when a file system hangs that has nothing to do with it."""
+"""The daemon receives commands also when many come at once, when it has no free descriptors for a
+while, and when a file system that is no source of it hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import NoDaemonError
 
-# Within this time a client hears that the daemon has ended [s].
+# A client learns within this time that the daemon has ended [s].
 ENDS_S = 5.0
 HOLDER = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
 
@@ -43,8 +43,9 @@ def daemon(session: Session) -> psutil.Process:
 
 
 def connected(session: Session, most: int) -> Iterator[socket.socket]:
-    """Connections that ask nothing, as long as the kernel holds more for the daemon."""
-    directory = os.open(session.paths.path, os.O_RDONLY)  # its name may be too long for a socket
+    """Yields connections that send nothing, at most `most`, until the daemon's listen queue is
+    full."""
+    directory = os.open(session.paths.path, os.O_RDONLY)  # its path may be too long for a socket
     try:
         for _ in range(most):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -135,7 +136,8 @@ def waits_for_fuse(task: Path) -> bool:
 def test_nobody_waits_for_a_daemon_that_has_ended(
     monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """Its process may live on, as long as a thread of it hangs in a source's file system."""
+    """Clients see the end of a daemon at once. Its process may live on while one of its threads
+    hangs in a source's file system."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     session.paths.make()
@@ -151,7 +153,7 @@ def test_nobody_waits_for_a_daemon_that_has_ended(
         control.end()
         for client in clients:
             client.settimeout(ENDS_S)
-            with suppress(ConnectionResetError):  # of one that was not accepted
+            with suppress(ConnectionResetError):  # the daemon had not accepted the connection
                 assert client.recv(1) == b""
         began_s = time.monotonic()
         with pytest.raises(NoDaemonError):

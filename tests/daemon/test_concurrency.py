@@ -1,4 +1,4 @@
-"""The number of fills in flight, against models of sources."""
+"""How many fills may be in flight, decided against models of sources."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ UNIT = 256 * 1024
 
 @dataclass
 class Source:
-    """Serves `slots` requests at a time, each for `latency_s`; all of them share `bytes_per_s`.
+    """Serves `slots` requests at a time, each for `latency_s`; all requests share `bytes_per_s`.
 
-    size : of its files [bytes];  readers : programs' threads that open one file after the other
+    size : of its files [bytes];  readers : threads of programs, which open one file after the other
     """
 
     latency_s: float
@@ -41,11 +41,11 @@ class Source:
     readers: int = 0
 
     def request_s(self, width: int) -> float:
-        """How long one takes beside so many fills [s]."""
+        """How long one request takes while `width` fills are in flight [s]."""
         return self.latency_s * max(1.0, (width + self.readers) / self.slots)
 
     def rate(self, width: int) -> float:
-        """Of all fills together [bytes/s]."""
+        """The rate of all fills together [bytes/s]."""
         return min(self.bytes_per_s, width * self.size / self.request_s(width))
 
     def opens_per_s(self, width: int) -> float:
@@ -53,7 +53,7 @@ class Source:
 
 
 class Clock:
-    """Lets time pass at a source; remembers the widths."""
+    """Lets time pass at a source, and records the width after each window."""
 
     def __init__(self, reads: ReadsInFlight) -> None:
         self.reads, self.now_s = reads, 0.0
@@ -75,7 +75,7 @@ class Clock:
             self.widths.append(self.reads.step(self.now_s, counted, is_full=is_full))
 
     def usual(self, windows: int = 3 * HOLD) -> int:
-        """The width of most of the last windows."""
+        """The most frequent width of the last windows."""
         last = self.widths[-windows:]
         return max(set(last), key=last.count)
 
@@ -88,7 +88,8 @@ def test_a_source_of_high_latency_gets_all_within_half_a_second() -> None:
 
 @pytest.mark.parametrize("size", [4096, 128 * 1024])
 def test_chance_does_not_keep_it_low(size: int) -> None:
-    """Of files that end at random moments a tenth of a second has now more, now fewer."""
+    """The width soon reaches its maximum although the number of files that end in a tenth of a
+    second varies at random."""
     soon = []
     for seed in range(200):
         chance = random.Random(seed)
@@ -105,7 +106,7 @@ def test_chance_does_not_keep_it_low(size: int) -> None:
 
 
 def test_a_busy_machine_is_not_taken_for_a_crowded_source() -> None:
-    """Everything takes longer there, whatever the fills do."""
+    """On a busy machine every open takes longer, whatever the fills do: the width must not sink."""
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(Source(0.004, size=16 * 1024, readers=8), HOLD)
     assert clock.reads.width == 64
@@ -115,7 +116,7 @@ def test_a_busy_machine_is_not_taken_for_a_crowded_source() -> None:
 
 def test_latency_is_hidden_by_many_reads() -> None:
     clock = Clock(ReadsInFlight(1, 64))
-    clock.run(Source(0.004, 1e9), 10 * HOLD)  # 16 reads give it all
+    clock.run(Source(0.004, 1e9), 10 * HOLD)  # 16 reads in flight reach the full rate
     assert clock.usual() == 16
 
 
@@ -137,7 +138,8 @@ def test_it_follows_a_source_that_changes() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4096, MIB), (MIB, 4096)])
 def test_other_files_are_no_gain(before: int, after: int) -> None:
-    """Larger ones bring more bytes, smaller ones more files: from one window to the next."""
+    """A change of the files' sizes is not taken for a gain: larger files bring more bytes, smaller
+    ones more files, from one window to the next."""
     reads = ReadsInFlight(4, 64)
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
@@ -163,12 +165,13 @@ def test_it_stays_within_its_bounds_and_near_the_best(
     source = Source(latency_s, bytes_per_s)
     clock.run(source, 12 * HOLD)
     assert set(clock.widths) <= set(range(least, most + 1))
-    # A step up is not taken for less than GAIN, one down for no more than LOSS.
+    # The width is raised only for a gain of GAIN, and lowered only for a loss of at most LOSS.
     assert source.rate(clock.usual()) >= source.rate(most) * LOSS / GAIN
 
 
 def test_a_rate_counts_only_while_more_is_wanted() -> None:
-    """Where the fills in flight are all that is wanted, more would not be more."""
+    """A window counts only if more fills were wanted than were in flight all the time: otherwise a
+    larger width would have gained nothing."""
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)
@@ -197,7 +200,8 @@ def test_who_has_slots_enough_keeps_no_program_waiting(readers: int) -> None:
 
 @pytest.mark.parametrize(("slots", "readers"), [(8, 2), (12, 8), (12, 1), (64, 8)])
 def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: int) -> None:
-    """The bytes alone would say 64: with more in flight the fills' share of the slots grows."""
+    """The rate of the fills alone would call for 64 in flight, but each further fill takes slots
+    from the programs."""
     source = Source(0.004, size=16 * 1024, slots=slots, readers=readers)
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(source, 10 * HOLD)
@@ -205,13 +209,13 @@ def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: in
     least_s = min(waited)
     assert waited[len(waited) // 2] <= LATE * least_s
     assert min(clock.widths) >= 4
-    # It does not give up what the programs do not need.
+    # The fills keep the slots that the programs do not need.
     assert clock.usual(10 * HOLD) >= min(64, slots // 2)
 
 
 def test_what_programs_make_each_other_wait_is_their_least() -> None:
-    """Eight come to a source that serves one at a time and had one: no fill is to blame, and after
-    a step to the fewest the fills go on as before."""
+    """Programs come to a source that serves one request at a time, and make each other wait. The
+    fills go down to the fewest once, which changes nothing, and then go on as before."""
     clock = Clock(ReadsInFlight(4, 16))
     clock.run(Source(0.001, size=4096, slots=1, readers=1), 2 * HOLD)
     crowd = Source(0.001, size=4096, slots=1, readers=40)

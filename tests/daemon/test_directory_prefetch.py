@@ -1,4 +1,4 @@
-"""`prefetch: auto`: what lies beside the files that programs read."""
+"""`prefetch: auto` fills the files that lie beside those that programs read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MANY, SIZE = 40, 20_000
 KIB = 1024
 Factory = Callable[..., Session]
 
-# How programs get all bytes of a file, or its first 4 KiB, and nothing else.
+# Ways in which programs get all bytes of a file (READS), or only a part of it (PARTS).
 READS = {
     "read": "f = open(path, 'rb', 0)\nwhile f.read(8192): pass",
     "pread": "for at in range(0, size, 8192): os.pread(fd, 8192, at)",
@@ -120,7 +120,7 @@ def test_a_directory_of_which_some_files_were_read_is_filled(
     wait_until(lambda: unused_files(session) == 0, what="the opens")
     assert session.totals()["fills"] == MANY
     assert_quiet(session)
-    # After clear nothing is filled before programs read again.
+    # After `clear` nothing is filled until programs read again.
     session.forget()
     wait_until(lambda: not session.status()["dropping"], what="no copy")
     assert_quiet(session)
@@ -150,7 +150,7 @@ def test_who_reads_a_part_of_each_file_has_none_filled_ahead(
     for number, how in enumerate(PARTS.values()):
         read(session, *some(files, NAMES + 1, first=number * (NAMES + 1)), how=how)
     read(session, *some(files, NAMES - 1, first=MANY - NAMES))
-    # Nobody sees what is read of mappings and streams: such a file is copied.
+    # The library does not see how much is read of mappings and streams: such a file is copied.
     copied = NAMES - 1 + (NAMES + 1) * len({"mmap", "stream"} & PARTS.keys())
     wait_until(lambda: present(session) == copied, what="copies of what was read")
     assert_quiet(session)
@@ -160,8 +160,8 @@ def test_who_reads_a_part_of_each_file_has_none_filled_ahead(
 def test_what_lies_beside_a_file_is_its_directory_or_all_below_one(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """Two levels of classes: four files of one class are the class's, four files of different
-    classes those of the directory that the classes lie in."""
+    """Four files read in one class fill that class; four files of different classes fill the
+    directory that holds the classes."""
     files = Files(tmp_path / "source")
     for group in "ab":
         for label in range(6):
@@ -195,20 +195,20 @@ def test_directories_are_known_by_four_names() -> None:
 
     assert not any(directories.note(0, "a/x/1") for _ in range(9))
     assert [directories.note(0, f"a/x/{i}") for i in range(2, 5)] == [False, False, True]
-    assert not directories.note(0, "a/x/9")  # it is filled already
+    assert not directories.note(0, "a/x/9")  # its directory is filled already
     assert not directories.note(1, "a/x/9")
     assert [directories.note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
-    assert filled() == [(0, "a", True)]  # with what was filled in it
+    assert filled() == [(0, "a", True)]  # the directory a/x, which was filled, is part of it
     assert not directories.note(0, "a/b/c/d")
     assert [directories.note(0, name) for name in "1234"] == [False, False, False, True]
     assert filled() == [(0, "", False), (0, "a", True)]
     assert not any(directories.note(0, f"{d}/1/2/3/4") for d in "bc")
-    assert directories.note(0, "d/1")  # beside a, b and c
+    assert directories.note(0, "d/1")  # the fourth directory, beside a, b and c
     assert filled() == [(0, "", True)]
 
 
 def test_what_the_scan_finds_later_joins(session_factory: Factory, tmp_path: Path) -> None:
-    """A scan that takes long meets most files after the directory is known to be read."""
+    """Files that a long scan finds after their directory is known to be read are filled too."""
     files = Files(tmp_path / "source").add_many(MANY, SIZE)
     settings = {"prefetch": "auto", "scan_rate": 30, "scan_threads": 1}
     session = session_factory(files.root, **settings).start()
@@ -223,7 +223,7 @@ def test_what_the_scan_finds_later_joins(session_factory: Factory, tmp_path: Pat
 
 @contextmanager
 def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[Daemon]:
-    """In this process, so that its limits can be others."""
+    """Runs the daemon in this process, so that a test can change its limits."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
@@ -240,7 +240,8 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many files of SIZE may lie there unused at first."""
+    """Lets only five files of SIZE be filled ahead before programs use some. Returns this
+    number."""
     files = 5
     monkeypatch.setattr(unused, "BYTES_AT_FIRST", files * SIZE + 1)
     return files
@@ -263,9 +264,9 @@ def test_no_more_is_filled_ahead_than_may_lie_there_unused(
 
         read(session, *some(files, NAMES))
         expect()
-        read(session, *some(files, NAMES))  # once more is nothing new
+        read(session, *some(files, NAMES))  # reading them again adds nothing
         expect()
-        # Of what is there: then more may come.
+        # When programs use copies that were filled ahead, more files may be filled.
         names = sorted(names_present(session) - {path.name for path in some(files, NAMES)})
         read(session, *(files.path(name) for name in names[:6]))
         used += 6
@@ -274,7 +275,7 @@ def test_no_more_is_filled_ahead_than_may_lie_there_unused(
 
 
 def assert_quiet_here(daemon: Daemon) -> None:
-    """Whatever is to be filled has been ordered some turns ago."""
+    """Asserts that the daemon's engine is idle after some more turns of the loop."""
     turns = int(daemon.shared.control.heartbeat)
     wait_until(lambda: int(daemon.shared.control.heartbeat) >= turns + 3, what="some turns")
     assert daemon.filler.engine.idle
@@ -289,7 +290,7 @@ def small(tmp_path: Path) -> list[dict[str, object]]:
 
 
 def wait_full(session: Session) -> int:
-    """Until the tier has no room for one more file; the copies in it."""
+    """Waits until the tier has no room for one more file. Returns how many copies there are."""
     wait_until(lambda: session.status()["tiers"][0]["free_bytes"] < SIZE, what="a full tier")
     wait_until(lambda: session.status()["pending"] == 0, what="the end of the fills")
     return present(session)
@@ -301,8 +302,8 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     flat: Files,
     small: list[dict[str, object]],
 ) -> None:
-    """A program that reads a part of a directory for which there is room has it all there once it
-    has come back to it."""
+    """A tier has room for the files that a program reads, but was filled with other files of the
+    directory. When the program reads its files again, all of them get copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
@@ -317,7 +318,7 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
     read(session, *own)
     refused_at = time.monotonic()
     session.wait_idle()
-    # Copies that have given way may still be on their way out, and files on their way in.
+    # The eviction of unused copies and the fills in their place may still be under way.
     wait_until(
         lambda: (
             session.status()["sources"][0]["bypass"]
@@ -336,7 +337,8 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
 def test_opens_are_heard_of_before_the_first_copy_is_there(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, flat: Files
 ) -> None:
-    """Or what is opened as soon as its copy is there would be called unused for good."""
+    """The daemon follows opens before it orders fills ahead: otherwise a file opened as soon as its
+    copy is there would count as unused for good."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
         fill_ahead = daemon.filler.requests.fill_ahead
@@ -361,14 +363,14 @@ def test_what_no_tier_has_room_for_is_not_filled_ahead_and_read_once(
     assert_quiet(session)
     told = session.status()["sources"][0]
     assert (told["present"], told["absent"], told["bypass"]) == (full, MANY - full, {})
-    # An epoch of all files reads none of them twice.
+    # An epoch over all files reads none of them twice.
     rest = [path for path in some(flat, MANY) if path not in some(flat, NAMES)]
     random.Random(1).shuffle(rest)
     read(session, *rest)
     session.wait_idle()
     totals = session.totals()
     assert totals["fills"] == full
-    # The first ones may have been handed over by their reader.
+    # Readers may have handed over the first files, which fills then do not read from the source.
     assert (full - NAMES) * SIZE <= totals["source_bytes_read_by_fills"] <= full * SIZE
     assert_quiet(session)
 
@@ -391,7 +393,8 @@ def test_a_file_larger_than_may_lie_there_unused_keeps_none_behind_it_waiting(
 def test_the_newest_directory_comes_first(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, little: int
 ) -> None:
-    """A program that has gone on to another directory does not wait for the rest of the first."""
+    """A program that has gone on to another directory gets copies there before the rest of the
+    first directory is filled."""
     files = Files(tmp_path / "source")
     for directory in "ab":
         files.add_many(MANY, SIZE, prefix=f"{directory}/f")
@@ -399,7 +402,8 @@ def test_the_newest_directory_comes_first(
     with served_here(monkeypatch, session):
 
         def wait_for(read_files: int) -> tuple[int, int]:
-            """Copies of each directory, once as much is filled as may be."""
+            """Returns how many copies each directory has, once as many files are filled as may
+            be."""
             all_ = read_files + little + unused.BYTES_FOR_EACH_READ * read_files
             wait_until(lambda: present(session) == all_, what=f"{all_} copies")
             of_a = sum(name.startswith("a/") for name in names_present(session))
@@ -434,7 +438,8 @@ def test_what_a_command_gives_up_is_filled_ahead_all_the_same(
     session = auto(session_factory, slow.mountpoint, shared_tpool_size=1)
     slow.latency(open=0.02)
     names = list(files.digests)[:NAMES]
-    # A program that finds copies of what it reads says nothing of the files beside them.
+    # A program that finds copies of the files that it reads does not tell the daemon of them, so
+    # that nothing is filled beside them: `warm` must leave these files out.
     catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     others = [entry for entry in range(MANY + 1) if catalog.path(entry) not in names]
     session.connection.ask("warm", entries=others, ticket="t")
@@ -457,9 +462,10 @@ def test_a_plan_has_an_order_of_its_own(
         wait_until(lambda: present(session) == MANY, what="all copies")
 
 
-@pytest.mark.usefixtures("alone")  # fills of a fast source wait for an idle processor
+@pytest.mark.usefixtures("alone")  # fills from a fast source wait for an idle core
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
-    """Its own files and those of the other one that it has room for: these the other one gives."""
+    """Each node fills the files that it owns from the source, and fetches those of the other node
+    for which it has room."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
     with Nodes(
         tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0

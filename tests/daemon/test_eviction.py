@@ -1,4 +1,5 @@
-"""Eviction from tiers by a plan: a training whose second half uses other files than the first."""
+"""A plan evicts copies from tiers: the second half of a training uses other files than the
+first."""
 
 from __future__ import annotations
 
@@ -29,14 +30,15 @@ from monarch_py.plan.samplers import DistributedSampler, Listed
 from monarch_py.plan.timeline import Run, Timeline
 from monarch_py.policies.node import NodePolicy
 
-# Half of the files are used in the first epochs, the other half in the others. The area holds 30.
+# The first epochs use one half of the files, the other epochs the other half. The staging area
+# holds WINDOW files.
 HALF, SIZE, EPOCHS = 160, 50_000, sized(2, 3)
 AREA = 2 * MIB
 WINDOW = AREA // SIZE
 
 
 class Training:
-    """Reads the files of a plan, epoch by epoch; every byte is compared."""
+    """Reads the files of a plan, epoch by epoch, and compares every byte."""
 
     def __init__(
         self, program: Path, session: Session, source: SlowSource, orders: list[list[int]]
@@ -57,15 +59,16 @@ class Training:
         return Reader(self._program, self.session, "read", MIB, 1, root, order)
 
     def run(self, first: int, last: int) -> None:
-        """These epochs, `last` not included."""
+        """Runs the epochs from `first` to `last`, without `last`."""
         for epoch in range(first, last):
             with self.reader(epoch) as reader:
                 reader.end()
-            # The last ones are only known to have been made when all of them were seen.
+            # The position follows all opens of an epoch only later: wait for half of them.
             self.wait_position((epoch + 1) * HALF - HALF // 2)
 
     def run_in_step(self, first: int, last: int) -> None:
-        """The same, without outrunning the daemon of a busy machine."""
+        """Does the same as `run`, in parts, and waits after each part until the daemon has kept
+        up."""
         part = WINDOW // 2
         for epoch in range(first, last):
             for at in range(0, HALF, part):
@@ -118,8 +121,8 @@ def make(
             tiers=[{**tier, **more}],
             staging=staging,
             plan=str(plan),
-            # Of files that are used no more those go first that the scan met first: the last ones
-            # may stay to the end.
+            # Of the files that are no longer used, those that the scan met first are evicted first;
+            # the last ones may stay to the end.
             scan_threads=1,
         )
         source.rate(0)
@@ -127,7 +130,8 @@ def make(
         source.reset()
         training = Training(epoch_reader, session, source, orders)
         training.start()
-        # Slow enough for many looks in an epoch, on a busy machine too.
+        # Slow enough for the daemon to look for evictions many times in an epoch, also on a busy
+        # machine.
         source.rate(20e6)
         source.latency(open=0.001, read=0.001)
         return training
@@ -137,7 +141,7 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    # Without eviction only with --long: that shows what the bound on the bytes would miss.
+    # The run without eviction, only with --long, shows what the bound on the bytes would miss.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]
@@ -149,18 +153,21 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # One window less for what the area holds, one for the room that the quota has left, one
-            # for what was fetched ahead before it was known that it is used again.
+            # HALF, less a window for what the area holds, one for the room that is left in the
+            # tier, and one for files that were fetched into the area before it was known that they
+            # are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Once everything, and twice what the area had of the second half before it was known that it is
-    # used again, and where the training was.
+    # Each file is read once. Files of the second half may be read again: twice the area's content,
+    # which was fetched before it was known that they are used again, and a window around the
+    # position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    # Without eviction more than half of the second half once more in each epoch after its first.
+    # Without eviction, each epoch after the first of the second half reads more than half of it
+    # again.
     if "none" in read:
         assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 
@@ -177,7 +184,7 @@ print(now.st_ino, now.st_mtime_ns, len(os.pread(fd, 1 << 20, 0)), flush=True)
 
 @contextmanager
 def held(training: Training, seed: int) -> Iterator[subprocess.Popen[str]]:
-    """A program that has a file open."""
+    """Runs a program that has the file open."""
     path = training.source.mountpoint / str(seed)
     words = ["python3", "-c", HOLD, str(path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -238,13 +245,13 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     assert len(after) == training.tier["files"] > 0
     done = session.monarch("verify")
     assert done.returncode == 0, done.stdout + done.stderr
-    # The copies of both daemons go on, and go.
+    # Copies of both daemons are used, and are evicted.
     training.run(EPOCHS, 2 * EPOCHS)
     session.wait_idle()
     assert training.tier["used_bytes"] <= training.tier["quota_bytes"]
     now = copies_in(session)
     assert len(set(map(int, now)) & set(training.orders[-1])) >= HALF - 3 * WINDOW
-    # No number was given twice.
+    # The second daemon gave no copy a number that the first had given.
     new = {int(path.name, 16) for path in set(now.values()) - set(before.values())}
     assert min(new) > max(int(path.name, 16) for path in before.values())
     assert_quiet(session)
@@ -273,7 +280,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """One tier with eviction, which is lost. Each look at it takes `look_s`."""
+    """Stands for the daemon's copies: one tier with eviction, which is lost. Looking at it takes
+    `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

@@ -1,4 +1,5 @@
-"""Sources that give small files sooner than a wait for a copy ends: local disks, cached pages."""
+"""Sources that give a small file sooner than a wait for its copy would end: local disks, and files
+in the page cache."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     assert after["source_bytes_read_by_programs"] == before["source_bytes_read_by_programs"] + (
         2 * SIZE
     )
-    # They were wanted all the same.
+    # The two files were wanted although nobody waited for them, and get copies.
     wait_until(lambda: session.status()["sources"][0]["present"] == MANY - 2, what="their copies")
 
 
@@ -132,7 +133,7 @@ def test_busy_cores_are_not_idle() -> None:
 
 
 class Cores(IdleCores):
-    """So many are idle."""
+    """Reports `idle` cores as idle."""
 
     idle = 0.0
 
@@ -142,7 +143,8 @@ class Cores(IdleCores):
 
 @pytest.fixture
 def engine() -> engine_module.Engine:
-    """Of two sources, at work for programs; nothing of it runs."""
+    """An engine with two sources, of which only the attributes that these tests need are made. No
+    thread runs."""
     control = ffi.new("struct monarch_control *")
     control.sources = 2
 
@@ -179,7 +181,7 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
 ) -> None:
     monkeypatch.setattr(engine_module, "IdleCores", Cores)
     monkeypatch.setattr(idle, "LOOK_S", 0.0)
-    programs = Counted()  # they open nothing at the source
+    programs = Counted()  # they open nothing at the source at first
 
     def width(now_s: float, *, is_fast: bool) -> int:
         engine._shared.control.fast_sources = 3 if is_fast else 0
@@ -259,9 +261,10 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
-@pytest.mark.long  # the two tests of idle cores are its short form
+@pytest.mark.long  # without --long, the two tests of idle cores check this
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
-    """The daemon takes a small part of one processor where none is idle."""
+    """Fills of a fast source leave the cores to busy programs: with no idle core, the daemon takes
+    a small part of one."""
     root, many = tmp_path / "source", 20_000
     make_files(root, many, 4)
     session = session_factory(root, prefetch="eager")

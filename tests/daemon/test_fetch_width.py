@@ -1,4 +1,4 @@
-"""How many files that nobody waits for are fetched from other nodes at a time."""
+"""How many files that no reader waits for are fetched from other nodes at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST, MANY = 24, 1000
 
 
 class Library(SimpleNamespace):
-    """Stands for the C functions that tell of the engine.
+    """Stands for the C functions that report on the engine.
 
-    reads : it fills from a source;  files : from peers so far
+    reads : whether it fills from a source;  files : how many it has got from peers so far
     """
 
     MONARCH_WAYS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
@@ -48,7 +48,7 @@ def engine() -> Engine:
 
 
 def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
-    """After each window, in which peers give as much more as are asked for."""
+    """Returns the width of each window. In each, peers give files in proportion to the width."""
     found = []
     for window in range(windows):
         width = engine._adapted_fetches(began_s + window * WINDOW_S)

@@ -1,4 +1,5 @@
-"""What a plan needs is there before it is needed: in which order, and within which room."""
+"""Files that a plan needs are fetched before they are used: in which order, and in how much
+room."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from monarch_py.plan.samplers import DistributedSampler
 
 
 def copies_of(session: Session, names: list[str]) -> list[int]:
-    """Of each file the number of its copy, 0 for none: the later it was begun, the higher."""
+    """Returns the number of each file's copy, 0 if there is none. A copy that was begun later has a
+    higher number."""
     generation = session.connection.ask("where")["generation"]
     catalog = CatalogReader.open(session.paths, generation)
     return [int(word.copy(catalog.words[catalog.find(0, name)])) for name in names]
@@ -40,7 +42,8 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
 
 @needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
-    """The tier holds half of the dataset, the area a quarter; compute takes twice the transfer."""
+    """A file that the tier has no room for is in the staging area when it is needed. The tier holds
+    half of the dataset, the area a good quarter; computing takes twice as long as reading."""
     session = site.session(site.plan())
     wait_followed(session)
     site.slow()
@@ -61,7 +64,7 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     report = session.status()
     kept = report["tiers"][0]["files"]
     assert 0.45 * MANY <= kept <= 0.53 * MANY
-    # What is kept was read once, all else once an epoch at most.
+    # Files in the tier were read once, all others at most once an epoch.
     served = site.mounted.counts()["bytes_read"] / site.bytes
     assert served <= (kept + 3 * (MANY - kept)) / MANY * 1.02
     without = train(session, site.root, preload=False, epochs=1)
@@ -88,8 +91,9 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
 
 
 class Few:
-    """Files of these sizes [KiB], in the order of a plan that a daemon follows. The tier holds none
-    of them, the area 1 MiB, of which what is fetched ahead may take seven eighths."""
+    """A daemon that follows a plan of files with these sizes [KiB], in the order of use. The tier
+    holds none of them. The area holds 1 MiB, of which files fetched ahead may take seven
+    eighths."""
 
     def __init__(
         self, factory: Factory, mounted: SlowSource, directory: Path, sizes: list[int], rate: float
@@ -115,7 +119,7 @@ class Few:
         return copies_of(self.session, [f"{number}.bin" for number in self.order])
 
     def open(self, *places: int) -> None:
-        """One program, these files one right after the other."""
+        """Runs one program that opens these files one right after the other and keeps them open."""
         script = "import os, sys; [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]"
         paths = [self.root / f"{self.order[place]}.bin" for place in places]
         self.session.python(script, *paths)
@@ -124,8 +128,8 @@ class Few:
 def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """The third one in the plan has room when the first, which is opened but not there yet, has
-    gone; the fourth would have at once."""
+    """The third file waits until the first, which is opened, has been dropped. The fourth file, for
+    which there is room already, must not be fetched before it."""
     sizes = [400, 290, 390, 180]
     few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=sized(700, 350) * 1024)
     wait_until(lambda: all(few.copies()[:2]), what="the first two")
@@ -138,13 +142,15 @@ def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
 def test_what_was_just_opened_goes_before_what_is_used_next(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """A program has opened the first two, of which nobody tells, and then one that needs room."""
+    """A program has opened the first two files, whose copies are there, and then one that needs
+    room: their copies are dropped, not that of the third, which is used next."""
     few = Few(session_factory, slow_factory(), tmp_path, [270] * 6, rate=0)
     wait_until(lambda: all(few.copies()[:3]), what="the first three")
     few.session.wait_idle()
     third = few.copies()[2]
     few.open(0, 1, 3)
-    # It may be gone again by the time that somebody looks.
+    # The copy of the opened file may be dropped before the test looks: count the copies that were
+    # staged.
     staged = few.session.status
     wait_until(lambda: staged()["staging"]["staged"] > 3, what="a copy of the one that was opened")
     assert few.copies()[2] == third

@@ -1,4 +1,4 @@
-"""Copies that are made from a pack: what is read, what counts as a member, and what does not."""
+"""Copies made from a pack: what is read, which files count as members, and which do not."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ SMALL = 5000
 
 
 class Site:
-    """A source, and a tar with its files beside it.
+    """A source, and beside it a tar with the same files.
 
-    What copies were made from shows by the files' content: `alter` gives a file other bytes of the
-    same size and time. No program in good order does that; the pack then has the old bytes.
+    `alter` gives a file other bytes of the same size and time, so that the content of a copy shows
+    whether it was made from the file or from the pack, which has the old bytes. A well-behaved
+    program does not change files in this way.
     """
 
     def __init__(self, root: Path) -> None:
@@ -51,7 +52,7 @@ class Site:
         write_pack(self.files.root, self.pack)
 
     def alter(self, names: Sequence[str], *, later_ns: int = 0) -> None:
-        """Gives files new bytes, and a time that is later by `later_ns`."""
+        """Gives files new bytes, and an mtime that is later by `later_ns`."""
         for name in names:
             path = self.files.path(name)
             old = path.stat()
@@ -88,7 +89,7 @@ def warm(session: Session, *words: str) -> None:
 
 
 def copies(session: Session, site: Site) -> dict[str, bytes]:
-    """What a program gets of all small files, every one from its copy."""
+    """Returns what a program reads of all small files. Each read must be served by a copy."""
     script = "import sys\nfor p in sys.argv[1:]: sys.stdout.buffer.write(open(p, 'rb').read())"
     before = session.totals()["hits"]
     paths = [site.files.path(name) for name in names(site)]
@@ -104,8 +105,8 @@ def copies(session: Session, site: Site) -> dict[str, bytes]:
 
 
 def from_pack(session: Session, site: Site) -> list[str]:
-    """The names of the altered files whose copies have the pack's bytes. Every copy has either
-    these or the file's."""
+    """Returns the names of the files whose copies have the pack's bytes. All other copies must have
+    the file's present bytes."""
     found = copies(session, site)
     for name, content in found.items():
         assert content in (site.original(name), site.files.path(name).read_bytes()), name
@@ -162,7 +163,7 @@ def test_a_file_of_another_size_a_new_one_and_a_renamed_one_are_read(
 def test_a_reader_that_waits_gets_its_file_from_the_pack(
     session_factory: Factory, site: Site
 ) -> None:
-    """The daemon reads what a program has opened, with its neighbours or without them."""
+    """The daemon fills every opened file from the pack, alone or together with its neighbours."""
     site.alter(names(site))
     session = session_factory([site.source()], prefetch="on_demand", handover_size="0").start()
     session.wait_scanned()
@@ -201,7 +202,8 @@ open_place = pytest.fixture(users.open_place)
 def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     session_factory: Factory, open_place: Path
 ) -> None:
-    """The pack was made by a user who may read more."""
+    """A file that the daemon's user may not read is not copied from the pack either, which was made
+    by a user who may read more."""
     site, group, place = Site(open_place), 65532, open_place / "session"
     rights = {
         "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),
@@ -298,7 +300,8 @@ def test_packs_that_do_not_fit_their_index_are_left_alone(
 def test_the_sentence_of_an_error_of_the_engine_names_the_pack(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here one descriptor is free, and the engine cannot duplicate it."""
+    """An error in the engine is logged with the pack's path. Here the engine cannot duplicate the
+    pack's descriptor, because only one descriptor is free."""
     index = PackIndex.load(site.pack)
     monkeypatch.setattr(PackIndex, "load", lambda _: index)
     next_free = os.dup(0)
@@ -349,7 +352,7 @@ def test_one_read_brings_many_files_in_any_order(
     warm(session, "--from-file", listed(session, chosen))
     counts = asked(slow)
     assert counts["open"] == 0
-    # 1.8 MB in requests of 128 KiB at most.
+    # The pack has 1.8 MB, and a request reads at most 128 KiB.
     assert counts["read"] <= 30
     assert 400 * 4096 <= counts["bytes_read"] <= 1.2 * site.pack.stat().st_size
     check_all(session, site.files)
@@ -366,7 +369,7 @@ def test_little_is_read_in_vain_for_a_few_files(
     warm(session, "--from-file", listed(session, chosen))
     counts = asked(slow)
     assert counts["open"] == 0
-    # Ten files, none near another: at most three pages each.
+    # Ten files, none near another: each costs at most three pages.
     assert counts["read"] <= 20
     assert counts["bytes_read"] <= 10 * 3 * 4096
 
@@ -374,7 +377,8 @@ def test_little_is_read_in_vain_for_a_few_files(
 def test_no_window_is_read_twice_when_there_are_too_many(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Opens in any order begin more windows than are kept."""
+    """No part of the pack is read twice although opens in random order begin more windows than are
+    kept."""
     slow, size = slow_factory(), 64 << 10
     site = Site(slow.backing)
     site.files.add_many(sized(700, 1000), size)
@@ -411,7 +415,7 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
         warm(session, *(str(site.files.path(name)) for name in others[:20]))
         return int(slow.counts()["open"])
 
-    # The daemon lets ten seconds go by: until then it opens files.
+    # For ten seconds after an error the daemon does not read the pack, and opens the files.
     failed_at = time.monotonic()
     assert opens() == 20
     wait_until(lambda: time.monotonic() - failed_at > 9.5, what="the most of them", every=0.1)
@@ -430,7 +434,8 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
 def test_files_come_when_the_pack_cannot_be_read(
     session_factory: Factory, site: Site, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The pack is on a file system that fails after the start; the files are not."""
+    """Copies are made from the files when the pack cannot be read. The pack is on a file system
+    that fails after the start; the files are on another."""
     slow = slow_factory()
     for path in (site.pack, index_path(site.pack)):
         target = slow.backing / path.name
@@ -449,7 +454,8 @@ def test_files_come_when_the_pack_cannot_be_read(
 def test_a_window_counts_with_all_its_bytes(
     session_factory: Factory, slow_site: tuple[SlowSource, Site]
 ) -> None:
-    """Of 1.8 MB, all but the first window have to wait."""
+    """The bytes of a whole window count against `bandwidth`. Of 1.8 MB, all but the first window
+    have to wait."""
     _, site = slow_site
     rate = 1.5e6
     limits = {"bandwidth": rate}
@@ -467,7 +473,7 @@ def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
     slow, site = slow_site
     session = session_factory([site.source()], prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    # So slow that the order is still there when the signal comes, however busy the machine is.
+    # So slow that the order is still queued when the signal arrives, however busy the machine is.
     slow.latency(read=2)
     command = subprocess.Popen(session.command("warm"), env=session.env(preload=False))
     try:

@@ -1,4 +1,5 @@
-"""What the engine orders by itself, between two turns of the daemon's loop, in granted room."""
+"""Fills that the engine orders by itself, between two turns of the daemon's loop, in the room that
+it was granted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from monarch_py.native import Kind, Reason, State, lib
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 
 BLOCK_BYTES, ENTRY_BYTES = 4096, 512
-NEED = 2 * BLOCK_BYTES + ENTRY_BYTES  # of a file of SIZE
+NEED = 2 * BLOCK_BYTES + ENTRY_BYTES  # the room that a file of SIZE needs [bytes]
 PLENTY = TierRoom(1 << 20, 1000, BLOCK_BYTES, ENTRY_BYTES)
 
 
@@ -30,7 +31,9 @@ def state(engine: Engine, entry: int) -> State:
 
 
 def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
-    """place : of the demand; else the entry's number"""
+    """Waits until the file has a copy and its demand is answered.
+
+    place : of the demand; by default, the entry's number"""
     at = entry if place is None else place
     wait_until(
         lambda: state(engine, entry) == State.PRESENT and engine.clients.demand[at] == 0,
@@ -40,7 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Until its thread has looked at all demands: it does so before it takes up an order."""
+    """Waits until the engine's thread has looked at all demands: it does so before it takes up an
+    order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()
@@ -116,7 +120,8 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """The loop has seen the demand in its turn, and there was no room."""
+    """A second grant does not wake the loop for a demand that the loop has seen in its turn and had
+    no room for."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
     engine.ask(0)
@@ -157,7 +162,8 @@ def test_files_go_where_the_policy_would_put_them(
 
 
 def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
-    """There may be room for it in the first."""
+    """A file for which the granted part of a tier has no room is left to the loop: the tier itself
+    may have room for it."""
     engine = Engine(tmp_path, tiers=2)
     try:
         small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)
@@ -196,8 +202,8 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """His demand came behind the answer. An ABSENT file that nobody has asked for will get no
-    copy."""
+    """A demand that comes after its file was decided on is answered at once. An ABSENT file that
+    nobody has asked for will get no copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
     engine.demand(1, 1)
@@ -208,7 +214,8 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
-    """It may have taken the request, and not said yet that the file is wanted."""
+    """No demand is answered before a grant: the loop may have taken the request, and not marked the
+    file as wanted yet."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0
@@ -254,7 +261,7 @@ def test_where_nodes_share_programs_see_whose_a_file_is(engine: Engine) -> None:
     homes(engine, [1], is_kept=True, asked=1)
     homes(engine, [2], is_kept=False)
     assert flags[:FILES].tolist()[:4] == [lib.MONARCH_OWN, lib.MONARCH_OF_OTHERS, 0, 0]
-    # Attributes that were read anew say nothing of it.
+    # New attributes of a file do not change which node keeps it.
     fresh = engine.catalog.entries[:1].copy()
     fresh["flags"] = lib.MONARCH_ATTRIBUTES
     engine.catalog.update(0, fresh)
@@ -269,8 +276,8 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    # File 2 is to be staged, and no room of a staging area is granted. Nothing is known of files 1
-    # and 3.
+    # File 2 is to be staged, and no room of a staging area is granted. Of files 1 and 3 the engine
+    # does not know which node keeps them.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
@@ -289,7 +296,7 @@ def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
         engine.grant(PLENTY, area, staged_bytes=SIZE)
         engine.ask(0)
         await_copy(engine, 0)
-        engine.ask(2)  # larger than what may be staged without the loop
+        engine.ask(2)  # larger than the files that the engine may stage by itself
         await_left(engine)
         assert state(engine, 2) == State.ABSENT
         engine.ask(3)
@@ -326,7 +333,7 @@ def test_no_more_is_ordered_than_the_loop_can_be_told_of() -> None:
 
 
 def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engine) -> None:
-    """It grows all the time."""
+    """Files get their copies while the catalog is replaced by a larger one all the time."""
     copy = 1000
     for _ in range(20):
         engine.grant(PLENTY, first_copy=copy)
@@ -344,7 +351,7 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
-    """What becomes of it the loop decides when it takes the result."""
+    """The loop decides what becomes of a failed fill when it takes the result."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

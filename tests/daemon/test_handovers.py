@@ -1,4 +1,4 @@
-"""Copies made through the descriptors of programs that have read their files."""
+"""Copies that are made through the descriptors of programs that have read the files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from monarch_py.native import ffi
 
 Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
-# Slow enough that no copy is there before its file was read [s].
+# Slow enough that no copy is there before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
-# The rate of a scan that has not met most files before the end of a test.
+# The rate of a scan that meets only few files before a test ends [files/s].
 UNMET = 4
-# Each way reads all of a file; `say` tells what was read.
+# Each way reads the whole file, which `data` then holds.
 WAYS = {
     "read": "data = os.read(fd, 1 << 20)",
     "parts": "data = b''.join(iter(lambda: os.read(fd, 4096), b''))",
@@ -62,13 +62,14 @@ for path in sys.argv[1:]:
 
 
 def reading(way: str) -> str:
-    """A program that reads the files named in this way, and prints a digest of each."""
+    """Returns a program that reads the files named as its arguments in this way, and prints a
+    digest of each."""
     return READ.replace("WAY", WAYS[way])
 
 
 class Ground:
-    """A slow source of directories of MANY files each, and a session that serves it. Each test has
-    a directory of its own, whose pages nothing has in memory."""
+    """A slow source with directories of MANY files each, and a session that serves it. Each test
+    takes a directory of its own, of which no page is in memory."""
 
     def __init__(self, mounted: SlowSource, session: Session) -> None:
         self.session, self._mounted = session, mounted
@@ -78,7 +79,7 @@ class Ground:
         mounted.latency(**SLOW)
 
     def next(self) -> Directory:
-        """The next test's directory; nothing has a copy any more."""
+        """Returns a directory for the next test, once all copies of earlier tests are dropped."""
         if self.session.daemon is None:
             self.session.start().wait_scanned()
         self.session.wait_idle()
@@ -92,7 +93,7 @@ class Ground:
 
 
 class Directory:
-    """One of a slow source's, with the source's counters."""
+    """A directory of a slow source, with the source's counters."""
 
     def __init__(self, mounted: SlowSource, name: str) -> None:
         self.name = name
@@ -120,8 +121,8 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The one that all tests share."""
-    # Before a program uses files no room is granted: the first one is the daemon's to open.
+    """The session that all tests share, with a copy of file 1 of the test's directory."""
+    # The daemon grants no room before a program uses files: it opens the first one itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
     source.reset()
@@ -130,7 +131,7 @@ def session(ground: Ground, source: Directory) -> Session:
 
 @pytest.fixture
 def own_source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """For a session of the test's own."""
+    """Makes a source for a session of the test's own."""
     mounted = slow_factory(keep_pages=True)
     make_files(mounted.backing, MANY, SIZE)
     mounted.latency(**SLOW)
@@ -155,7 +156,8 @@ def test_the_source_sees_one_open_and_every_byte_once(
     read(session, source, way, *seeds)
     wait_until(lambda: present(session) == MANY, what="copies of all files")
     counts = source.counts()
-    # A turn of the daemon's loop may be longer than a descriptor waits, on a busy machine.
+    # On a busy machine, a turn of the daemon's loop may take longer than a descriptor waits for it.
+    # The daemon then opens the file itself.
     assert len(seeds) <= counts["open"] <= len(seeds) + 1
     assert counts["bytes_read"] <= (len(seeds) + 1) * SIZE
     source.reset()
@@ -199,7 +201,7 @@ def test_a_wrong_path_is_not_believed(session_factory: Factory, own_source: Slow
 
 
 LARGE = 3_000_000
-# More than an eighth of the file in all, and less than half.
+# Reads more than an eighth of the file in all, and less than half.
 AT_RANDOM = """
 import os, sys
 fd = os.open(sys.argv[1], 0)
@@ -220,7 +222,7 @@ def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """A program that has run `script`, and runs `rest` at the end of the context."""
+    """Starts a program that runs `script`, and `rest` at the end of the context."""
     with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
@@ -252,7 +254,7 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # Before a program uses files no room is granted: the first one is the daemon's to open.
+        # The daemon grants no room before a program uses files: it opens the first one itself.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
@@ -260,7 +262,8 @@ def test_larger_files_are_opened_once_too(
 def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
-    """Its program may have it open for as long as it lives, and never reads all of it."""
+    """The daemon fills such a file while it is open: the program may keep it open to its end, and
+    never read all of it."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
@@ -270,7 +273,7 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """A claim lasts for a second; a slow program's is renewed."""
+    """The claim of a slow reader, which ends after a second, is renewed as long as it reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
@@ -313,7 +316,8 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """Its claim ends by itself: then the daemon fills the file, and another program has it."""
+    """The claim of a killed or stopped reader ends by itself. Then the daemon fills the file, and
+    another program reads it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
@@ -390,7 +394,7 @@ def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
     names = [str(seed) for seed in range(101, sized(103, 109))]
     for name in names:
         add_large(own_source, name)
-    # The scan, which the test waits for, takes half a second for each file.
+    # The scan takes half a second for each file, and the test waits for it: leave few files.
     for seed in range(2, MANY + 1):
         (own_source.backing / str(seed)).unlink()
     script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"
@@ -428,8 +432,8 @@ def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
 def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
     session: Session, source: Directory
 ) -> None:
-    """The program's own write, and one behind the mount, come after the reading and before or while
-    the copy is made."""
+    """After a program has read a file, the file is changed before or while its copy is made. The
+    next open reads the new bytes."""
     script = (
         "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0)\n"
         " assert len(os.read(fd, 1 << 20)) == 100_000\n"
@@ -443,7 +447,8 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 
 
 def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
-    """The daemon has the open file as well for a moment: a lock on that would outlive its close."""
+    """The daemon holds the same open file description for a moment. A lock that the program takes
+    must nevertheless end when the program closes its descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -460,7 +465,8 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon has to read all of the file again, for longer than a lock waits."""
+    """A lock makes the daemon give back the descriptor. The daemon must read the whole file again
+    here, which takes longer than a lock waits."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
@@ -478,7 +484,7 @@ for path in sys.argv[1:]:
     source.latency(read=0.001)
     with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
         session.wait_scanned()
-        # Before a program uses files no room is granted.
+        # The daemon grants no room before a program uses files.
         touch = "import os, sys\nos.close(os.open(sys.argv[1], 0))"
         session.python(touch, source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the first copy")
@@ -491,7 +497,8 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """There the daemon would read again what a program has read: it reads for the program."""
+    """On such a mount the daemon would read from the source again what a program has read. It
+    learns to read the files for the program instead."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)
@@ -524,8 +531,8 @@ fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 def test_a_large_file_that_is_locked_is_read_once(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], is_again: bool
 ) -> None:
-    """HDF5 locks what it opens, and looks at its first bytes before. The mount drops its pages at
-    each open."""
+    """A program locks a file after it has looked at its first bytes, as HDF5 does. The mount drops
+    the file's pages at each open."""
     source = slow_factory()
     source.latency(open=0.002, read=0.002)
     make_files(source.backing, 1, SIZE)
@@ -588,7 +595,7 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: D
 
 
 def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: Directory) -> None:
-    """The file was handed over through the one descriptor, and is locked through the other."""
+    """The file was handed over through one descriptor, and is locked through a duplicate of it."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -628,7 +635,7 @@ def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
 
 
 def hand(session: Session, entry: int, fd: int) -> None:
-    """As the library does."""
+    """Hands over a descriptor as the library does."""
     what = ffi.new("struct monarch_handover *", {"id": entry})
     before = ffi.offsetof("struct monarch_handover", "source")
     send(session, bytes(ffi.buffer(what))[:before], fd)
@@ -652,7 +659,7 @@ def test_a_wrong_descriptor_is_not_believed(
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
-    # Of the file of that number each.
+    # For each file, opens a descriptor that must not be taken for one of that file.
     fds: dict[int, Callable[[], int]] = {
         2: lambda: os.open(root / str(MANY), os.O_RDONLY),
         3: lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),

@@ -1,4 +1,4 @@
-"""The daemon's history: bounded, true at its points, and of no weight while nothing happens."""
+"""The daemon's history: bounded, exact at its points, and without points for idle time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: i
 
 
 def told(history: History) -> dict[str, Any]:
-    """The points, without that of the moment at which they are asked for."""
+    """The history's points, without the one that the question itself adds."""
     found = history.told(moment(1e9, [0]))
     return {name: column[:-1] for name, column in found.items()}
 
@@ -29,7 +29,7 @@ def test_a_run_of_any_length_has_few_points() -> None:
     found = told(history)
     assert {len(column) for column in found.values()} == {len(found["seconds"])}
     assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
-    # The points are at equal distances, and each has what was counted until then.
+    # The points are at about equal distances, and each has the counts of its moment.
     assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
     assert found["seconds"][-1] > seconds - 40
     turns = np.round(np.array(found["seconds"]) / 0.05) - 1
@@ -55,8 +55,8 @@ def test_idle_time_needs_no_points() -> None:
 
 
 def test_who_has_read() -> None:
-    """A slot whose count has changed is a reader, also since the change before. Of points that
-    become one, the most counts."""
+    """A slot counts as a reader if its count has changed since the last point, or since the one
+    before. When points are merged, the largest number stays."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -68,8 +68,9 @@ def test_who_has_read() -> None:
 
 
 def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
-    """Sixteen read a large file each, which takes 10 s, and open them one after the other. One that
-    comes back after more than half a minute has not read all the time."""
+    """Sixteen threads read large files, which take 10 s each, one after the other: all of them are
+    readers at all times. A thread that opens a file after more than half a minute has not read all
+    the time."""
     history, opens = History(), np.zeros(64, np.uint64)
     for turn in range(1000):
         if turn % 6 == 0:
@@ -83,7 +84,7 @@ def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
 
 
 def test_who_asks_changes_nothing() -> None:
-    """Each answer has the moment at which it was asked for, which is not kept."""
+    """Each answer has a point for the moment of the question, which is not kept."""
     asked, left = History(), History()
     for turn in range(1500):
         now = moment(turn * 0.1, [turn])
@@ -97,7 +98,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """When points become one, whether time passes or nothing happens."""
+    """The least memory stays when points are merged, and when points are left out because nothing
+    happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

@@ -1,4 +1,5 @@
-"""Descriptors that wait for the orders of their files: none of these files is opened again."""
+"""Descriptors that were handed over and wait for their file's order: the file is not opened
+again."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
-# Longer than a descriptor waits for a look, several times.
+# Several times as long as a descriptor waits between two looks [s].
 WHILE_S = 0.1
 
 
@@ -32,7 +33,8 @@ def by(engine: Engine) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def shut(engine: Engine, tmp_path: Path) -> Path:
-    """The engine's way to the source leads elsewhere: what it copies it was handed."""
+    """Gives the engine an empty directory as its source, so that it can copy only files that were
+    handed over."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     fd = os.open(elsewhere, os.O_RDONLY)
@@ -42,13 +44,15 @@ def shut(engine: Engine, tmp_path: Path) -> Path:
 
 
 def number_of(engine: Engine, name: str) -> int:
-    """Of a file that the catalog does not know."""
+    """Returns the claim number of a file that the catalog does not know."""
     ino = (engine.source / name).stat().st_ino
     return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
 
 
 def hand(engine: Engine, by: socket.socket, name: str, entry: int | None = None) -> None:
-    """As the library does. entry : None for a file that the catalog does not know"""
+    """Hands over a descriptor as the library does.
+
+    entry : None for a file that the catalog does not know"""
     number = number_of(engine, name) if entry is None else entry
     what = ffi.new("struct monarch_handover *", {"id": number, "is_read": 1})
     end = ffi.offsetof("struct monarch_handover", "source")
@@ -63,7 +67,7 @@ def hand(engine: Engine, by: socket.socket, name: str, entry: int | None = None)
 
 
 def is_held(engine: Engine, name: str) -> bool:
-    """Whether this process, which the engine is in, has the file open."""
+    """Whether this process, in which the engine runs, has the file open."""
     wanted = (engine.source / name).stat()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -90,7 +94,7 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Files that policy is asked for."""
+    """Takes the files for which policy has been asked."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(
@@ -100,7 +104,7 @@ def wanted(engine: Engine) -> list[int]:
 
 
 def turn(engine: Engine) -> None:
-    """As a turn of the daemon's loop, and its rest."""
+    """Tells the engine that the loop takes a turn."""
     engine.is_left()
 
 
@@ -158,7 +162,8 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
-    """Policy was asked, and has had its turns."""
+    """The descriptor is closed when policy was asked, has had two turns and has not ordered the
+    file."""
     engine.grant(NOTHING)
     hand(engine, by, "f1", 1)
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")

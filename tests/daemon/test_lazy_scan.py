@@ -1,4 +1,4 @@
-"""`scan: lazy`: a directory is listed when it is asked for."""
+"""`scan: lazy`: a directory is listed only when it is asked for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from monarch_py.ipc.catalog import CatalogReader
 
 Factory = Callable[..., Session]
 
-# As a program reads: each file from its beginning to its end.
+# Reads each file from its beginning to its end.
 READ = """
 import sys
 for path in sys.argv[1:]:
@@ -42,14 +42,15 @@ print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())
 LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
 
 
-# A tree of directories, in which a letter may lie in each.
+# A tree in which each directory has one directory for each letter.
 DEPTH, LETTERS = 3, "ab"
 ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETTERS, repeat=n)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """None: a walk takes what there is."""
+    """Each directory asked for is listed. In `asked`, None stands for a walk, which takes
+    directories that were asked for before."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:
@@ -64,7 +65,8 @@ def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None
             assert len(walked) >= len(directories), "one lies in another"
     assert not len(parts)
     assert set(listed) == expected
-    # By itself, with one that lies above it, with one above that, and so on.
+    # A directory may be listed alone, then with all below it, and then once more with each
+    # directory above it.
     assert max(listed.values(), default=0) <= DEPTH + 2
 
 
@@ -121,14 +123,15 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
     assert known(session) == {"c3"} | {name for name in files.digests if name.startswith("c3/")}
     counts = slow.counts()
     others = (DIRECTORIES - 1) * MANY
-    # Each file of this directory is looked up and looked at; the others are not.
+    # Each file of this directory is looked up and its attributes are read; the other files' are
+    # not.
     assert counts["getattr"] < 4 * MANY + others / 10
     assert counts["readdir"] <= 4
     assert counts["open"] == MANY
 
 
 def test_large_files_make_their_directory_known(session_factory: Factory, tmp_path: Path) -> None:
-    """Files that were handed over were read to their end."""
+    """Files of which programs handed over the descriptors count as read to their end."""
     files = Files(tmp_path / "source").add_many(3 * NAMES, MIB, "d/f")
     files.add_many(MANY, SIZE, "e/f")
     session = lazy(session_factory, files.root)
@@ -144,7 +147,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # one file in each says nothing
+    read(session, *first)  # one file in each directory is no reason to list it
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}
@@ -200,7 +203,8 @@ print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open(
 
 
 def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
-    """One that was looked at by itself, and one that was listed with its directory."""
+    """Changes are seen of a file that was looked at by itself, and of one that was listed with its
+    directory."""
     session = lazy(session_factory, tree.root, revalidate="1s")
     single, listed = of(tree, "c0/")[0], of(tree, "c1/")
     read(session, single, *listed)
@@ -221,7 +225,7 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """Of which one is known as a whole, and another is not."""
+    """Changes are seen when one source is known as a whole, or none, beside another source."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":
@@ -256,7 +260,7 @@ def test_changes_are_seen_while_a_directory_is_listed(
 
 
 def test_warm_takes_directories_with_long_names(session_factory: Factory, tmp_path: Path) -> None:
-    """More of them than one request to the daemon may have bytes."""
+    """`warm` takes more names than fit into one request to the daemon."""
     deep = "/".join(["n" * 200] * 17)
     files = Files(tmp_path / "source")
     for number in range(350):
@@ -284,7 +288,7 @@ def test_warm_lists_what_it_is_given(session_factory: Factory, tree: Files) -> N
     warm(session)
     assert present(session) == DIRECTORIES * MANY
     warm(session, tree.root / "c5" / "f00003")
-    # All is known: listings are told as after a scan.
+    # The whole source is known: the library answers listings as after a scan.
     assert session.status()["scanned"]
     wait_until(lambda: is_told("c5"), what="the listings")
 
@@ -304,7 +308,7 @@ def test_copies_of_earlier_sessions_serve_when_their_files_are_asked_for(
     read(session, *of(tree, "c1/"))
     wait_until(lambda: present(session) == MANY, what="copies of the earlier session")
     assert session.totals()["source_bytes_read_by_fills"] == before
-    session.stop()  # what nobody has asked for stays
+    session.stop()  # the copies of files that nobody has asked for stay
     session.start()
     warm(session)
     assert session.totals()["source_bytes_read_by_fills"] == (DIRECTORIES - 2) * MANY * SIZE

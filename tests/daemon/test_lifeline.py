@@ -1,5 +1,5 @@
-"""What ends a daemon: signals, and where several are brought up the death of whoever does that
-before its time."""
+"""What ends a daemon: signals, and the death of the process that starts the daemons of several
+nodes, before it has finished."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]
 def spawned(
     session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Spawned]:
-    """A daemon, the end of its lifeline, and its client."""
+    """A daemon, the writing end of its lifeline, and its client."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -71,7 +71,8 @@ def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: 
 def test_signals_that_come_while_one_is_handled(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """A launcher's end of a step sends one to each process, and these hand theirs on."""
+    """The daemon ends well under repeated signals. A launcher that ends a step signals each
+    process, and processes pass the signal on."""
     session = session_factory(tree)
     for _ in range(sized(2, 3)):
         session.start()
@@ -80,14 +81,15 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
-            time.sleep(0.0005)  # it has to get on with its end between them
+            time.sleep(0.0005)  # leaves the daemon time to get on with its end
         assert session.daemon.poll() == 0
 
 
 def test_what_a_job_is_signalled_is_not_for_its_daemon(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """Slurm sends the signal of --signal to all steps."""
+    """Signals for the job do not end the daemon: Slurm sends the signal of --signal to all
+    steps."""
     session = session_factory(tree).start()
     assert session.daemon is not None
     for number in (signal.SIGUSR1, signal.SIGUSR2):

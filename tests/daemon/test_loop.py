@@ -1,4 +1,4 @@
-"""How often the daemon's loop turns when nobody wants anything."""
+"""How often the daemon's loop turns when it has nothing to do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.session import MIB, Session, wait_until
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
-# More than a turn's sleep where something goes on, less than one where nothing does [s].
+# Longer than the loop sleeps while something goes on, and shorter than it sleeps otherwise [s].
 LONG = 0.6
 
 
 def test_a_loop_that_is_rung_all_the_time_rests(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """It takes a small part of a processor, and programs find it awake."""
+    """The loop takes a small part of a core, although it is rung all the time."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
     session = session_factory(root).start()
@@ -40,8 +40,8 @@ def test_a_loop_that_is_rung_all_the_time_rests(
 def test_a_loop_that_nobody_rings_sleeps_long(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """Also where programs tell what they open, as they do with a staging area, but no plan waits
-    to hear it. Each turn costs what a sleeping processor's cold caches make of it."""
+    """The loop sleeps long although programs report what they open, as they do with a staging area,
+    if no plan waits for these reports. Each turn on a sleeping core starts with cold caches."""
     root, area = tmp_path / "source", tmp_path / "staging"
     area.mkdir()
     make_files(root, 3, 100)

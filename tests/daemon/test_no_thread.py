@@ -1,4 +1,4 @@
-"""The comparison of names and attributes with the source, where the system has no thread left."""
+"""Comparing names and attributes with the source when the system can start no more threads."""
 
 from __future__ import annotations
 

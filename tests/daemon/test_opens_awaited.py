@@ -1,4 +1,4 @@
-"""Opens of small files that the daemon is filling at that moment."""
+"""Opens of small files that the daemon is filling just then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 LATENCY_S = 0.4
 SIZE = 100_000
-# Opens and reads a file for each line of its input, and says the file's digest.
+# Opens and reads the file named by each line of its input, and prints the file's digest.
 READER = """
 import hashlib, os, sys
 for line in sys.stdin:
@@ -28,7 +28,7 @@ for line in sys.stdin:
 
 
 class Reader:
-    """One process of many opens: it knows how long the source takes."""
+    """One process that opens many files, so that it knows how long the source takes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -81,7 +81,7 @@ def order(session: Session, *paths: Path) -> None:
 
 
 def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:
-    """Returns when all these fills read the source."""
+    """Returns once all these fills read from the source."""
     reads = slow.counts()["read"]
     order(session, *paths)
     wait_until(lambda: slow.counts()["read"] >= reads + len(paths), what="the fills")
@@ -108,7 +108,8 @@ def test_an_open_waits_for_a_fill_under_way(
 def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
     session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
-    """It has its turn at once then, and the source is spared the program's own open."""
+    """An open gives the fill its turn at once, and the program does not open the file at the
+    source."""
     session = start(session_factory, slow, shared_tpool_size=FIRST + 1)
     files = old_files.flat
     names = sorted(files.digests)[: FIRST + 2]
@@ -118,7 +119,7 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(first) == files.digests[first.name]
         before = slow.counts()
         slow.latency(read=60)
-        begin_fill(session, slow, *others)  # as many as may be in flight at first
+        begin_fill(session, slow, *others)  # as many fills as may be in flight at first
         slow.latency(open=LATENCY_S, read=LATENCY_S)
         order(session, last)
         wait_until(lambda: session.status()["sources"][0]["filling"] == FIRST + 1, what="the order")
@@ -146,6 +147,6 @@ def test_an_open_waits_no_longer_than_the_source_takes(
         # The fill takes a minute; the source is opened after a tenth of a second or two.
         wait_until(lambda: slow.counts()["open"] > opens, timeout=20, what="an open of the source")
         slow.latency(read=0)
-        # A reader that knows nothing of the source yet, and a file that nobody fills.
+        # A reader that does not know yet how long the source takes opens a file that nobody fills.
         with reader(session) as other:
             assert other.read(third) == files.digests[third.name]

@@ -1,4 +1,4 @@
-"""In which order files that this node never uses are kept for the others."""
+"""The order in which a node keeps files that only other nodes use."""
 
 from __future__ import annotations
 

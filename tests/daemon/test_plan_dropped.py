@@ -1,4 +1,4 @@
-"""Plans that do not hold, or cannot be followed at all: what was before them goes on."""
+"""Plans that do not hold, or cannot be followed at all: the daemon goes on without them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.ipc import word
 from monarch_py.plan import Plan
 
-# Opens files at a pace at which it is seen in which order; behind SLOWLY ten times as slowly, until
-# its standard input says something.
+# Opens files slowly enough for the daemon to see their order. Behind SLOWLY, the program takes ten
+# times as long for each file until its standard input is readable.
 SLOWLY = "-"
 OPEN = """
 import os, select, sys, time
@@ -50,7 +50,7 @@ for path in sys.argv[1:]:
 
 
 def open_in_order(session: Session, paths: list[str]) -> None:
-    """As a job that hurries once the plan is followed."""
+    """Opens these files as a job does that goes faster once the plan is followed."""
     words = [sys.executable, "-c", OPEN, *paths[:50], SLOWLY, *paths[50:]]
     with subprocess.Popen(words, env=session.env(), stdin=subprocess.PIPE) as job:
         wait_followed(session)
@@ -58,7 +58,8 @@ def open_in_order(session: Session, paths: list[str]) -> None:
 
 
 def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
-    """With one warning for each job at most, and for one at least."""
+    """Asserts that the plan was dropped for this reason, with one warning at least, and one for
+    each job at most."""
     (plan,) = plans(session)
     assert plan["state"] == "dropped"
     assert re.search(why, plan["why"])
@@ -68,14 +69,14 @@ def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
 
 
 def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> None:
-    site.slow()  # a job that waits for nothing opens everything between two turns of the daemon
+    site.slow()  # without delays, a job would open all files between two turns of the daemon's loop
     session = site.session(site.plan(seed=12))
     wait_followed(session)
     train(session, site.root, seed=11, epochs=1, limit=10, compute_s=0.05)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
     assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
     assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; its seed")
-    # What was before goes on: files are placed as they come.
+    # The daemon places files as they are opened, as without a plan.
     check_all(session, site.files, site.root)
     session.wait_idle()
     train(session, site.root, seed=11, epochs=2)
@@ -86,7 +87,8 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
 
 
 def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
-    """With the next job, whether it says so or opens files, and when there is another plan."""
+    """A dropped plan is tried again with the next job, which `monarch run` announces or which opens
+    files, and when the plan's file has changed."""
     plan = site.plan(seed=12)
     order, names = Plan.load(plan).timeline().section(0).node(0), sorted(site.files.digests)
     right = [str(site.root / names[unit]) for unit in order]
@@ -108,14 +110,14 @@ def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
     ) as job:
         wait_dropped(session)
         site.plan(seed=13)
-        wait_followed(session)  # while that job is there
+        wait_followed(session)  # while that job still runs
         job.communicate()
     site.plan(seed=14)
     session.monarch("run", "--", "true")
     order = Plan.load(plan).timeline().section(0).node(0)
     open_in_order(session, [str(site.root / names[unit]) for unit in order])
     wait_until(lambda: plans(session)[0]["position"] > MANY // 2, what="the plan's position")
-    # What the last of those jobs still had to open does not fit the plan that came meanwhile.
+    # The rest of the last job's opens may not fit the new plan, which is then dropped once more.
     assert session.log.read_text().count("is no longer followed") in (3, 4)
 
 
@@ -141,7 +143,8 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
-@pytest.mark.long  # in short: test_tracker.py has several plans, and the first test a daemon
+# Without --long, test_tracker.py has several plans, and this file's first test has a daemon.
+@pytest.mark.long
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [
         plan_of(site.files, site.root, site.directory / f"{seed}.npz", seed=seed) for seed in (5, 6)
@@ -160,7 +163,7 @@ def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
 def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, raises: str
 ) -> None:
-    """What it raises, or its thread, would otherwise end the daemon's loop."""
+    """An exception in following the plan drops the plan. It must not end the daemon's loop."""
     files = Files(tmp_path / "source").add_many(50, 1000)
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=3)
     session = session_factory(files.root, plan=str(plan))

@@ -1,5 +1,5 @@
-"""Following a plan: DataLoaders under the library, over a slow source that counts. Where it is not
-about torch's own order, a loader stands for them that loads sooner."""
+"""Following a plan: DataLoaders under the library, over a slow source that counts operations. Tests
+that do not depend on torch's own order use a stand-in for its loader, which starts sooner."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-@pytest.mark.long  # in short: test_tracker.py, and with daemons nodes/test_planned_failures.py
+# Without --long, test_tracker.py and nodes/test_planned_failures.py check this.
+@pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
     wait_followed(session)
@@ -67,7 +68,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
 
 
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
-@pytest.mark.long  # in short: test_ranks_read.py, ranks that a plan knows
+@pytest.mark.long  # without --long, test_ranks_read.py has ranks that follow a plan
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
@@ -79,7 +80,7 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# In short: test_tracker.py has plans of several jobs, and the next test jobs on a daemon.
+# Without --long, test_tracker.py has plans of several jobs, and the next test several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
@@ -109,7 +110,8 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
 
 
 def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
-    """A search of hyper-parameters: each job begins when the one before is somewhere in it."""
+    """A plan that is named three times follows three jobs, as in a search for hyperparameters. Each
+    job begins while the one before is in its first epoch."""
     session = site.session([site.plan(epochs=2)] * 3, area=AREA * 3 // 4)
     wait_followed(session)
     about = {"epochs": 2, "compute_s": sized(0.04, 0.06)}
@@ -134,8 +136,8 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
-    """A link to a file, one in another directory, a file behind a link to its directory, and links
-    to links."""
+    """A plan may name a file by a link to it, by a link in another directory, by a path through a
+    link to a directory, or by a link to a link."""
     files = Files(tmp_path / "source").add_many(80, 2000)
     root, plain = files.root, sorted(files.digests)
     (root / "links").mkdir()

@@ -19,7 +19,8 @@ from monarch_py.packs.tar import write_pack
 from monarch_py.plan import Plan
 
 FILES, SIZE = 400, 8 << 10
-# What is read along between two members, and the pack's index: of all bytes of the files.
+# Bound on the bytes read, relative to the files' bytes: the pack's index, and what lies between
+# members, are read too.
 MOST_BYTES = 1.35
 
 
@@ -30,7 +31,8 @@ def copied(session: Session) -> list[str]:
     words = catalog.words
     there = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
     found = np.flatnonzero(there)
-    begun = np.argsort(word.copy(words[found]))  # copies are numbered, and no number comes again
+    # Copies are numbered in the order in which they are begun.
+    begun = np.argsort(word.copy(words[found]))
     return [catalog.path(int(at)) for at in found[begun]]
 
 
@@ -54,7 +56,7 @@ def test_members_are_filled_in_the_plans_order_through_the_pack(
     wait_until(lambda: len(copied(session)) == FILES, what="copies of all files", every=0.1)
     assert copied(session) == order
     counts = mounted.counts()
-    # The pack and its index are opened, and no file.
+    # Only the pack and its index are opened.
     assert counts["open"] == 2
     assert FILES * SIZE <= counts["bytes_read"] <= MOST_BYTES * FILES * SIZE
 

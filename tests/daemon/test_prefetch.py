@@ -1,4 +1,4 @@
-"""`prefetch`: what is filled without being read, and in which order."""
+"""`prefetch`: which files are filled without being read, and in which order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """Some directories with files; each open takes 10 ms."""
+    """A slow source of three directories with files; each open takes 10 ms."""
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
     mountpoint.mkdir()
     backing.mkdir()
@@ -77,7 +77,7 @@ def test_eager_fills_everything_in_the_order_of_the_scan(
 def test_files_in_use_come_before_all_that_is_filled_ahead(
     session_factory: Factory, slow: SlowSource
 ) -> None:
-    slow.latency(open=0.1)  # programs start many times while all is filled
+    slow.latency(open=0.1)  # slow enough for several programs to start during the fills
     session = session_factory(slow.mountpoint, prefetch="eager", shared_tpool_size=1).start()
     session.wait_scanned()
     catalog = catalog_of(session)
@@ -99,7 +99,7 @@ def test_files_in_use_come_before_all_that_is_filled_ahead(
 def test_what_comes_after_the_scan_is_filled_as_the_rest(
     session_factory: Factory, tree: Path, settings: dict[str, object]
 ) -> None:
-    """Its first open tells the daemon of it; that alone is no reason to copy it."""
+    """The first open of a new file makes it known to the daemon, and is no reason to copy it."""
     session = session_factory(tree, **settings).start()
     session.wait_scanned()
     files = source_of(session)["files"]
@@ -161,7 +161,7 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     wait_until(lambda: not session.status()["pending"], what="the end of all fills")
     session.stop()
     files.add("f00000", 999, version=1)
-    # Files that changed just now are recorded two seconds later only.
+    # Copies of files that changed just now are recorded only two seconds later.
     files.wait_until_old(2.1)
     # After a crash the copies are checked first, and a damaged one is made anew.
     ends: list[Callable[[], None]] = [
@@ -212,7 +212,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
     queue.add(ids[:4], "a")
     assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
     assert queue.had_turn(ids).tolist() == [True, True, True, False, False, False]
-    queue.add_first(ids[1:2])  # it had no room just then
+    queue.add_first(ids[1:2])  # the file found no room in its turn
     assert queue.settle(lambda some: some != 0).tolist() == [1, 2]
     queue.add(ids[2:3], "b")
     assert sorted(queue.take_back("a").tolist()) == [1, 1, 2, 3]
@@ -235,8 +235,8 @@ def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_that_is_named_twice_is_filled_once(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
 ) -> None:
-    """One reader tells of a file by its name and another one hands it over, in the same turn of
-    the daemon's loop. A second copy would keep its room, and nobody would know it."""
+    """A reader reports a file by its name and another one hands it over, in the same turn of the
+    loop. Only one copy is made: a second one would take room, and no entry would lead to it."""
     root = Files(tmp_path / "source").add_many(3, 5000).root
     session = session_factory(root, prefetch="none")
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
@@ -252,7 +252,7 @@ def test_a_file_that_is_named_twice_is_filled_once(
             lambda: [daemon._turn()] and (word.state(catalog.words[ids]) == State.PRESENT).all(),
             what="the copies",
         )
-        # A copy serves before the loop has counted it.
+        # A copy serves before the loop has counted it: wait for the last result.
         wait_until(lambda: [daemon._turn()] and not daemon.filler.pending, what="the last result")
         assert daemon.filler.copies.tier(0).files == 2
     finally:

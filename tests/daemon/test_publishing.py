@@ -1,4 +1,4 @@
-"""Who says that a copy serves, and when: the thread that has made it, or the daemon's loop."""
+"""Which of two publishes a copy, and when: the thread that has made it, or the daemon's loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
 
 
 def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
-    # A unit that the file has not got: no part of the fill answers for it.
+    # The demand is for a unit that the file does not have, so that no part of the fill answers it.
     engine.clients.demand[3] = (1 + 1) << 32 | 7 << 12 | 1
     engine.order(1)
     wait_until(lambda: engine.clients.demand[3] == 0, what="the answer")
@@ -105,7 +105,7 @@ def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None
 
 
 class Tier:
-    """It counts what it is told."""
+    """A tier that records what it is told to settle."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
@@ -145,12 +145,14 @@ def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
 def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
-    """The mark came after the engine's look at the filter, and before the copy was PRESENT."""
+    """The file was marked as changed after the engine had looked at the filter, and before the
+    entry became PRESENT."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    copies._changes_seen = int(engine.clients.changes)  # seen when the file was FILLING
+    # This is as if the mark had been seen while the file was FILLING.
+    copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
     assert copies.dropping == 1
@@ -195,7 +197,8 @@ def test_what_the_engine_did_not_publish_is_decided_on(
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
-    """The copy whose result nobody has taken goes as well, and the fill that has not ended."""
+    """The tier loses the copy whose result nobody has taken yet, and gets none from the fill that
+    is under way."""
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)
@@ -207,7 +210,7 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
-    """`warm` finds a file FILLING that is PRESENT a moment later."""
+    """`warm` names a file that is FILLING, and becomes PRESENT before the request is handled."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

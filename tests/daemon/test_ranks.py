@@ -1,4 +1,5 @@
-"""Which rank of a node has how many turns: by what it missed, or by what the plan says."""
+"""How many turns each rank of a node gets: by the bytes that it missed, or by what the plan
+says."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # Where they are in proportion, the least share may come on top for each.
+    # Shares in proportion to the loads may add the least share for each rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
@@ -58,7 +59,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # Within what a slice makes: of 8 for each rank, 8 or more in all for a load that is average.
+    # A rank has eight slices on average: the slowest rank may differ from the mean by as much as
+    # one slice makes for an average load.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -69,7 +71,7 @@ def test_shares_worked_out_by_hand() -> None:
         [3, 6, 9, 12],
     )
     assert shares_of(np.zeros(3)).tolist() == [1, 1, 1]
-    # A quarter of the mean at least: 0.625.
+    # A load counts as a quarter of the mean at least: here 0.625.
     assert shares_of(np.array([0.0, 5.0])).tolist() == [1, 8]
     assert len(set(shares_of(np.full(MOST_SEARCHED + 1, 3.0)).tolist())) == 1
 
@@ -79,7 +81,7 @@ def test_shares_worked_out_by_hand() -> None:
 
 @dataclass
 class Node:
-    """Ranks with a clock of the test's, over counters that the test sets."""
+    """The ranks of a node, with the test's clock, and counters that the test sets."""
 
     is_on: bool = True
     now: float = 100.0
@@ -114,7 +116,8 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # Once, as long as nothing changes; others than these are taken for such ranks.
+    # The shares are told once, as long as nothing changes. Ranks that have read nothing get the
+    # mean share.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))
     assert shares[5] == round(np.mean([shares[rank] for rank in range(1, 5)]))
@@ -155,7 +158,7 @@ def test_what_was_missed_long_ago_is_forgotten() -> None:
         node.read(2, 10, 9)
         node.step()
     assert node.share_of[0] < 0.2
-    # And who opens nothing any more is none of them.
+    # A rank that opens nothing any more loses its share.
     for _ in range(60):
         node.read(1, 10, 1)
         node.step(MEMORY_S)
@@ -169,7 +172,7 @@ def test_a_plan_knows_better() -> None:
     node.read(2, 10, 9)
     node.step()
     assert node.share_of == pytest.approx({0: 0.75, 1: 0.25})
-    # Of a rank that it has not, it knows nothing.
+    # The plan says nothing of this rank.
     node.read(3, 10, 5)
     node.step()
     assert node.share_of[1] > node.share_of[2] > node.share_of[0]
@@ -192,7 +195,7 @@ def test_counters_that_a_client_has_spoiled() -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
-    """Two nodes with three ranks each: DistributedSampler deals the order out by rank."""
+    """Two nodes with three ranks each: DistributedSampler deals the files to the ranks in turn."""
     files, ranks, epochs = 601, 6, 2
     sampler = DistributedSampler(files, ranks, seed=4)
     index = Index.of("files", tmp_path, [f"{n:04d}" for n in range(files)], [1] * files)
@@ -200,7 +203,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
         tracker = PlanTracker(tmp_path / "plan.npz", None, plan, node, executor)
-        # Entries are not numbered as files are.
+        # The entries' numbers are not the files'.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
         tracker.begin(
             Found(entries, np.ones(files, dtype=bool), "", (tracker.draw(0), tracker.draw(1))),
@@ -213,7 +216,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     assert len(ids) == tracker.estimator.run.window
     assert [own[entry] for entry in ids.tolist()] == rank.tolist()
     assert set(rank.tolist()) == {0, 1, 2}
-    # What is done is not needed any more.
+    # Files that were used are no longer due.
     tracker.observe(ids[:5])
     later, _ = tracker.due()
     assert not np.isin(ids[:5], later).any()

@@ -1,4 +1,5 @@
-"""Ranks of one node that miss unequally share what the source gives by what they miss."""
+"""Ranks of one node share what the source gives in proportion to the bytes that each of them
+misses."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from monarch_py.plan.samplers import DistributedSampler
 KIB, UNIT = 1 << 10, 256 << 10
 SIZE, FILES, THREADS = 64 * KIB, 240, 8
 RATE = sized(20e6, 10e6)
-# Of what each of two ranks reads so many files have no copy.
+# How many of the files that each of two ranks reads have no copy.
 MISSED = (30, 210)
-# As many small files that each of two ranks demands at a time.
+# How many small files each of two ranks demands at the same time.
 DEMANDED = 40
 
 
@@ -38,9 +39,9 @@ DEMANDED = 40
 
 
 class Demands:
-    """What two ranks' readers have standing: written as they write it, by a test that does not
-    wait. All of them stand before the first is served, so the order is the engine's alone, however
-    busy the machine is."""
+    """Demands of two ranks' readers, written into shared memory as readers write them, by a test
+    that does not wait for them. All of them are there before the first is served, so that the order
+    is the engine's alone, however busy the machine is."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -48,7 +49,7 @@ class Demands:
         self.clients: Any = self.segment.as_struct("struct monarch_clients")
 
     def opens(self) -> None:
-        """Rank 0 finds copies of all that it opens, rank 1 of nothing."""
+        """Counts opens by which rank 0 finds copies of all bytes, and rank 1 of none."""
         for rank, missed in ((1, 0), (2, MIB)):
             self.clients.rank[rank].opened_bytes += MIB
             self.clients.rank[rank].missed_bytes += missed
@@ -58,7 +59,9 @@ class Demands:
         return [each["share"] for each in self.session.status()["ranks"]]
 
     def demand(self, entries: list[list[int]]) -> None:
-        """entries : of each rank; their readers stand side by side."""
+        """Demands files in the slots of several ranks, side by side.
+
+        entries : of each rank"""
         for entry in chain(*entries):
             lib.monarch_want_file(self.clients, entry)
         lib.monarch_ring_doorbell(self.clients)
@@ -102,16 +105,16 @@ def test_who_misses_more_is_served_more_often(
             what="the shares",
         )
     finally:
-        # More than the clock of the copies' file system goes on at a time.
+        # A longer time than the resolution of timestamps in the copies' file system.
         source.latency(read=0.01)
     wait_until(
         lambda: demands.shares() and session.status()["sources"][0]["present"] == 2 * DEMANDED,
         what="all copies",
     )
-    # The one that was held, and of those that stood then.
+    # Leave out the fill that was held back, and look at as many as each rank demanded.
     first = copied(session.tiers[0])[1 : DEMANDED + 1]
     of_many = sum(number in ranks[1] for number in first)
-    if is_on:  # eight turns of nine
+    if is_on:  # eight of nine turns
         assert of_many >= 0.8 * DEMANDED, first
     else:
         assert abs(of_many - DEMANDED / 2) <= 1, first
@@ -142,8 +145,8 @@ def test_who_misses_more_has_more_filled_ahead(
     slow_factory: Callable[..., SlowSource],
     is_on: bool,
 ) -> None:
-    """One reader of each rank waits for the first unit of a large file, and no other unit is asked
-    for."""
+    """One reader of each rank waits for the first unit of a large file. No other unit is demanded,
+    so that the engine fills the rest ahead."""
     source, units = slow_factory(), sized(40, 60)
     make_files(source.backing, 2, units * UNIT)
     session = session_factory(
@@ -176,7 +179,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # seven units of eight
+    if is_on:  # seven of eight units
         assert lead >= units / 2
     else:
         assert lead <= 4
@@ -186,7 +189,8 @@ def test_who_misses_more_has_more_filled_ahead(
 
 
 def orders(absent: list[int], present: list[int]) -> list[list[int]]:
-    """For each rank as many files, evenly mixed."""
+    """Returns for each rank the same number of files, those with and without copies mixed
+    evenly."""
     found = []
     for missed in MISSED:
         mine = [*absent[:missed], *present[: FILES - missed]]
@@ -198,11 +202,12 @@ def orders(absent: list[int], present: list[int]) -> list[list[int]]:
 def read(
     session: Session, program: Path, source: SlowSource, ranks: list[list[int]]
 ) -> tuple[set[int], list[float]]:
-    """All ranks at a time; no byte is wrong. The source gives nothing before all of them demand
-    something. It keeps its pages: else opens would wait in the kernel for the reads of fills.
+    """Runs a reader of each rank, all at the same time, and compares every byte. The source gives
+    nothing before all ranks have demanded something. It keeps its pages: otherwise opens would wait
+    in the kernel for the reads of fills.
 
-    Returns whose demands stood meanwhile, as demands name ranks (0: nobody's), and the most that
-    the shares of all were together, and of one alone.
+    Returns which ranks' demands were seen, as demands name ranks (0: of no rank), and the largest
+    shares that were seen: the sum of all ranks', and that of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(
@@ -253,7 +258,7 @@ def test_ranks_that_miss_unequally(
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
     session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
-    # Nobody waits for a copy where the source itself is as fast.
+    # Slow enough for readers to wait for copies: nobody waits for those of a fast source.
     source.latency(read=0.001)
     absent, present = all_files[: sum(MISSED)], all_files[sum(MISSED) :]
     with Reader(epoch_reader, session, "read", SIZE, 4, source.mountpoint, present) as reader:
@@ -278,7 +283,8 @@ def test_ranks_that_a_plan_knows(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> None:
-    """As fast as they can, so that they wait for what is fetched ahead of them."""
+    """Ranks that read as fast as they can wait for the files that the plan has fetched ahead of
+    them, and share by what the plan says."""
     source = slow_factory(keep_pages=True)
     made = make_files(source.backing, 2 * FILES, SIZE)
     numbers = {str(number): number for number in made}
@@ -309,7 +315,7 @@ NUMBERED = {
     4: {"LOCAL_RANK": "4"},
     0: {"OMPI_COMM_WORLD_LOCAL_RANK": "0"},
     126: {"SLURM_LOCALID": "126"},
-    # The innermost launcher's.
+    # The variable of the innermost launcher counts.
     7: {"SLURM_LOCALID": "1", "MPI_LOCALRANKID": "2", "LOCAL_RANK": "7"},
     2: {"LOCAL_RANK": "", "SLURM_LOCALID": "2"},
 }
@@ -320,7 +326,7 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# A rank's workers are of it: one that is forked, one that is another program.
+# A rank's worker processes count as the rank: a forked one, and one that runs another program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""What lies in a slow tier is in the page cache before a plan's programs open it."""
+"""Copies in a slow tier are in the page cache before the programs of a plan open them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from monarch_py.plan.samplers import Listed
 (FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # files that are read at a time
 AREA = 2 * MIB
-# What seven eighths of the area hold, at most; and with some of it taken by its directory and lost
-# to its slack.
+# WINDOW: the most files that seven eighths of the area hold. LEAST: if its directory and rounding
+# take some of the room.
 WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 
@@ -48,7 +48,7 @@ class Training:
         self.orders = [[int(names[i]) for i in epoch] for epoch in epochs]
 
     def session(self, tier: Path) -> Session:
-        """Not started; all files fit into the tier."""
+        """Returns a session that is not started, whose tier has room for all files."""
         area = self._place / "area"
         for place in (tier, area):
             place.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ def training(
     old_files: OldFiles,
     tmp_path: Path,
 ) -> Iterator[Training]:
-    """Over old files: copies of these are recorded at once."""
+    """A training over files that are old enough for their copies to be recorded at once."""
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
     old = Files(old_files.numbered).wait_until_old()
@@ -87,7 +87,7 @@ def follow(session: Session) -> None:
 
 
 def fill(session: Session) -> dict[int, Path]:
-    """Has all files copied; the copies by the files' numbers, the daemon stopped."""
+    """Makes copies of all files and stops the daemon. Returns the copies by the files' numbers."""
     follow(session)
     copies = wait_recorded(session, FILES)
     session.stop()
@@ -103,13 +103,13 @@ def forget_pages(copies: dict[int, Path], files: list[int]) -> None:
 
 
 def is_cached(copy: Path) -> bool:
-    """Whether all its pages are in memory."""
+    """Whether all pages of the copy are in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as seen:
         pages = (ctypes.c_ubyte * -(-len(seen) // mmap.PAGESIZE))()
         start = ctypes.c_char.from_buffer(seen)
         done = libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(seen)), pages)
-        del start  # or the mapping cannot be closed
+        del start  # otherwise the mapping cannot be closed
         assert done == 0, os.strerror(ctypes.get_errno())
         return all(page & 1 for page in pages)
 
@@ -131,7 +131,7 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    # All that are ordered at a time: none is in the making.
+    # All files ordered at a time are there; none is still being read.
     wait_until(
         lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
         what="the first files",
@@ -141,7 +141,7 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert cached == set(training.orders[0][: len(cached)])
     order = [number for epoch in training.orders for number in epoch]
     for at in range(0, FILES, PART):
-        # What was read is not there for its next use either, unless it is brought again.
+        # A file that was read is in memory for its next use only if it is brought in again.
         forget_pages(copies, order[:at])
         training.read(epoch_reader, session, order[at : at + PART])
         soon = [copies[number] for number in order[at + PART :][: LEAST // 2]]

@@ -1,4 +1,5 @@
-"""Which place a file is fetched from: what was measured of each, and what is made of that."""
+"""Which place a file is fetched from: the measured rates of each place, and the choice made of
+them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ HAS_IT = lib.MONARCH_HAS_IT
 
 
 class Site:
-    """Three nodes, of which this is number 0; time and what was measured are the test's."""
+    """Node 0 of three. The test sets the time and the measured rates."""
 
     def __init__(self, *, chooses: bool = True, performance: Performance | None = None) -> None:
         self.now = 100.0
@@ -48,7 +49,7 @@ class Site:
             engine, self.flows, peers, chooses=chooses, clock=lambda: self.now
         )
 
-    # As an engine.
+    # The attributes and methods below stand for the engine's.
     width, block_bytes = 4, 4 << 20
 
     def queues(self, _: int) -> Any:
@@ -58,7 +59,7 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Each of so many readers has got so much of a place [bytes/s], for so long."""
+        """Records that each of `readers` has got `rate` [bytes/s] from a place for `seconds`."""
         self.now += seconds
         level = readers.bit_length() - 1
         self.counts[place, 0, level] += np.uint64(rate * seconds)
@@ -66,7 +67,7 @@ class Site:
         self.flows.look()
 
     def choice(self, files: int = 1, due_s: float = 0.0, size: int = FILE) -> list[int]:
-        """Whom fills of the files 0, 1, ... ask."""
+        """Returns for each of the files 0, 1, ... the node that its fill asks first."""
         ids = np.arange(files, dtype=np.uint64)
         asked = np.tile(np.array([PEER, NOBODY], dtype=np.int32), (files, 1))
         sizes = np.full(files, size, dtype=np.uint64)
@@ -83,13 +84,14 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # that it was asked not long ago
+    site.choice()  # counts as the peer having been tried not long ago
     return site
 
 
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
-    """The owner is known to have it, and the other one is not known to have none."""
+    """The source may replace the second holder, whichever of two is asked first: the owner is known
+    to have the file, and of the other it is not known that it has none."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
@@ -111,7 +113,7 @@ def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() ->
         site.places.choose(np.zeros(1, dtype=np.uint64), asked, sizes, np.zeros(1))
         return [int(node) for node in asked[0]]
 
-    assert chosen() == [OTHER, PEER + HAS_IT]  # which was never asked
+    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked, and goes first
     assert chosen() == [PEER + HAS_IT, OTHER]
     site.now += TRY_AGAIN_S
     assert chosen() == [OTHER, PEER + HAS_IT]
@@ -185,7 +187,7 @@ def test_queues_count_now() -> None:
     assert site.choice() == [NOBODY]
     site.at_source = 100
     assert site.choice() == [PEER + HAS_IT]
-    # Those that are chosen in one turn are in each other's way.
+    # Fills chosen in the same turn are in each other's way.
     site.queue = site.at_source = 0
     chosen = site.choice(files=1000)
     assert 10 < chosen.count(NOBODY) < 500
@@ -242,7 +244,7 @@ RATES = st.floats(1e4, 1e10)
 
 @given(RATES, RATES, st.integers(1, 40))
 def test_rates_follow_what_is_measured(before: float, after: float, looks: int) -> None:
-    """From fast to slow as fast as back, and never beyond what was seen."""
+    """Estimated rates go down as quickly as up, and stay within the measured ones."""
     site = Site()
     site.measured(SOURCES, before)
     for _ in range(looks):
@@ -280,7 +282,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # The time of the open is that of the bytes which come then.
+    # The time of the open belongs to the bytes that come after it.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)

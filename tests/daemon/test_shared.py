@@ -1,4 +1,4 @@
-"""What the daemon writes into shared memory stays within the room that it has there."""
+"""Strings that the daemon writes into shared memory stay within their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In the first epoch too every byte leaves the source once, whoever reads it and how."""
+"""Also in the first epoch the source gives every byte once, in whatever way programs read it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ Factory = Callable[..., Session]
 
 @pytest.fixture(scope="module")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, whose readers do not give up on a daemon that a busy machine leaves no time."""
+    """A library whose readers do not give up on a daemon that gets no CPU time on a busy
+    machine."""
     return build_waiting(tmp_path_factory.mktemp("patient"), PATIENCE=60, SILENCE=60)
 
 
 @pytest.fixture
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """Without a page in its cache from one open to the next, as a file system under load."""
+    """A source that keeps no page in its cache from one open to the next, as a file system under
+    load."""
     mounted = slow_factory()
     mounted.rate(200e6)
     mounted.latency(read=0.0005)
@@ -36,8 +38,9 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
-    """Bytes that the source has served when all have read and all is filled, of those there are:
-    the fills have read each once, and the readers none. FUSE itself may have read more."""
+    """Returns the bytes that the source has served, relative to `size`, once all readers and fills
+    have ended. The fills must have read each byte once and the programs none. FUSE itself may have
+    read more."""
     for reader in readers:
         reader.end()
     session.wait_idle()
@@ -69,7 +72,7 @@ def test_sequential_readers_of_large_files(
     files = make_files(source.backing, MANY, 4 * MIB)
     session = start()
     with Reader(epoch_reader, session, way, UNIT, 8, source.mountpoint, files) as reader:
-        # Every open throws away what FUSE has read ahead, 128 KiB, at most.
+        # Every open throws away at most what FUSE has read ahead, which is 128 KiB.
         assert served_share(session, source, MANY * 4 * MIB, reader) <= 1.04
 
 
@@ -82,13 +85,14 @@ def test_random_reads_of_large_files(
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
-@pytest.mark.long  # the next test is its short form
+@pytest.mark.long  # without --long, the next test checks this
 @pytest.mark.parametrize("way", ["read,late", "random,late"])
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    """Each with a descriptor of its own. All are open before the first read begins the fill: FUSE
-    throws away at an open() what was just read for another, and reads it again."""
+    """Each reader has a descriptor of its own. All are open before the first read begins the fill:
+    at each open, FUSE throws away the pages that were just read for another descriptor, and reads
+    them again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
@@ -98,8 +102,8 @@ def test_many_readers_of_one_file(
 def test_many_processes_that_read_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The fills read each byte once. FUSE throws away at each open() what is being read just then,
-    of every read in flight, and reads it again."""
+    """The fills read each byte once. At each open, FUSE throws away the pages of every read in
+    flight, and reads them again."""
     in_flight, threads = 4, 3
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(shared_tpool_size=in_flight)
@@ -114,11 +118,11 @@ def test_many_processes_that_read_one_file(
 def test_small_files_read_whole(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    """In a call that asks for more than there is, as programs do that do not know the size."""
+    """The call asks for more bytes than the file has, as programs do that do not know the size."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
-    # A fill that begins while the reader's open() is under way may be asked for again by FUSE
-    # itself, whose open() throws away the pages that were just read. So it begins with the read.
+    # With a fill that begins while the reader's open() is under way, FUSE may read twice: its
+    # open() throws away the pages that were just read. So the fill begins with the first read.
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
         assert served_share(session, source, SMALL * size, reader) == 1.0
@@ -128,20 +132,20 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve more, on a busy machine a fifth: FUSE's own open() reads again what the
-    fill has read meanwhile, see the test before this one."""
+    """The source may serve more than every byte once, on a busy machine a fifth more: FUSE's own
+    open() reads again what the fill has read meanwhile (see the test before this one)."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)
     with Reader(epoch_reader, session, "read", MIB, 4, source.mountpoint, files) as reader:
-        # Every open throws away what one fill has read, at most.
+        # Every open throws away at most the pages that one fill has read.
         assert served_share(session, source, SMALL * size, reader) <= 2
     assert session.totals()["fills"] == SMALL
 
 
 def test_a_reader_that_stops_half_way(start: Factory, source: SlowSource) -> None:
-    """The reader and the fill behind it share each byte that the source gives. The fill begins
-    with the first read, as above."""
+    """The reader and the fill behind it share each byte that the source gives. As above, the fill
+    begins with the first read."""
     (path,) = make_files(source.backing, 1, 16 * MIB).values()
     session = start(fill_after=0.0001)
     script = "import os,sys; fd=os.open(sys.argv[1],0); [os.read(fd, 1 << 18) for _ in range(20)]"

@@ -1,4 +1,4 @@
-"""The staging area: copies that come and go, for files that have no place in the tiers."""
+"""The staging area: copies that come and go, for files that the tiers have no room for."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Entries, to the next 64 below, that clients have opened and the daemon has not heard of."""
+    """Returns the entries that clients have opened and the daemon has not heard of, rounded down to
+    multiples of 64."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
-    words = np.frombuffer(bits, dtype=np.uint64).copy()  # they change while they are searched
+    words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
     return [64 * int(word) for word in np.flatnonzero(words)]
 
 
@@ -59,7 +60,7 @@ def read(session: Session, *paths: Path) -> None:
 
 
 def read_each(session: Session, paths: list[Path]) -> None:
-    """One after the other, each when the one before lies somewhere."""
+    """Reads one file after the other, each when the daemon has decided on the one before."""
     for path in paths:
         read(session, path)
         session.wait_idle()
@@ -74,7 +75,7 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     slow = slow_factory(keep_pages=True)
     files = Files(slow.backing).add_many(MANY, 40_000)
     files.root = slow.mountpoint
-    # Files that come faster than others can go are left to the source.
+    # A file that is opened before room for it can be made is left to the source: be slow enough.
     slow.latency(open=0.005, read=0.005)
     staging = {"mount_point": str(area), "max_storage_quota": 512 * KIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()
@@ -109,7 +110,7 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     paths = sorted(files.root.iterdir())
     read_each(session, paths[:6])  # one in the tier, five staged
     assert staged(session) == 5
-    read(session, paths[1])  # from its copy: nobody asks the daemon for anything
+    read(session, paths[1])  # the program opens the copy, and asks the daemon for nothing
     wait_until(lambda: not opened(session), what="the turn in which the daemon hears of it")
     read_each(session, paths[6:7])
     hits = session.totals()["hits"]
@@ -138,7 +139,7 @@ def test_a_file_larger_than_the_area_is_left_to_the_source(
 def test_without_anything_to_drop_the_source_serves_this_time(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The area holds one of the files, and that is being filled."""
+    """The area has room for one of the files, which is being filled and cannot be dropped."""
     mounted = slow_factory()
     files = Files(mounted.backing).add_many(2, 700_000)
     one, other = sorted(path.name for path in files.root.iterdir())
@@ -165,8 +166,8 @@ def test_without_anything_to_drop_the_source_serves_this_time(
 def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """It finds the area full: what goes is gone before the source is asked. The fill begins with
-    the read: FUSE asks again for what it read in an open that came beside it."""
+    """A reader that finds the area full waits until room is made, and then reads from the copy. The
+    fill begins with the read: FUSE would read again what a fill has read during an open."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}
@@ -225,7 +226,9 @@ for name in sys.argv[1:]:
 
 
 def test_attributes_of_what_is_staged(session_factory: Factory, tmp_path: Path, area: Path) -> None:
-    """A staged copy is known by its own time, which newer kernels do not tell unasked."""
+    """A program sees the source's attributes on the descriptor of a staged copy, whatever it asks
+    statx for. The library recognizes such a copy by a stamp in its mtime, which newer kernels
+    report only if asked."""
     files = Files(tmp_path / "source").add_many(8, 100_000)
     staging = {"mount_point": str(area), "max_storage_quota": 2 * MIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()

@@ -35,7 +35,7 @@ def test_a_daemon_works_while_its_switch_file_does_not_answer(
 
 
 class Hanging:
-    """os.path.exists on a file system that answers when it is told to."""
+    """Stands for os.path.exists on a file system that answers only when the test lets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.is_there = threading.Event(), False

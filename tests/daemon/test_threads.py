@@ -1,4 +1,4 @@
-"""The copying threads: as many as are needed, and what they take when they are not."""
+"""The copying threads: as many as are needed, and without memory for buffers when they are idle."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_so_many_reads_are_in_flight_at_first(
     settings: dict[str, Any],
     in_flight: int,
 ) -> None:
-    """Of what nobody waits for, at a source that has given nothing yet; and no thread more than
-    they need."""
+    """`in_flight` fills read at the same time from a source that has given nothing yet, if no
+    reader waits for them. No more threads run than these need."""
     source = slow_factory()
     make_files(source.backing, 2 * MANY, 1000)
     source.latency(read=3600)
@@ -80,8 +80,9 @@ def test_threads_without_work_give_their_memory_back(
 def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A thread takes more than 1 MiB of addresses."""
-    source = slow_factory(keep_pages=True)  # else an open would wait for the read of a fill
+    """The limit on the address space stops the start of threads: each takes more than 1 MiB of
+    addresses."""
+    source = slow_factory(keep_pages=True)  # otherwise an open would wait for the read of a fill
     make_files(source.backing, 2 * MANY, 1000)
     session = session_factory(source.mountpoint, min_reads=MANY).start()
     session.wait_scanned()

@@ -1,5 +1,5 @@
-"""Plans that are followed by what programs open, with workers that work ahead: where the job is, is
-found, a wrong plan is dropped and a right one stays."""
+"""Plans that are followed by what programs open, with workers that read ahead: the daemon finds
+where the job is, drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH = 8
 
 
 class AtOnce(Executor):
-    """What takes long is done when somebody asks for it."""
+    """Runs each task at once, when it is submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -36,7 +36,7 @@ class AtOnce(Executor):
 
 
 class Late(Future[Any]):
-    """Is done when somebody has asked so often."""
+    """A future that says it is done after it was asked `left` times."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """What takes long takes so many turns."""
+    """An executor whose tasks are done after so many turns."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -78,8 +78,8 @@ def course_of(
     node: int = 0,
     executor: Executor | None = None,
 ) -> PlanTracker:
-    """A plan of so many files, and more in another directory, that is followed; their numbers are
-    the catalog's."""
+    """Returns the tracker of a plan over this many files, and `more` in another directory. The plan
+    is followed; the files' numbers are those of the catalog's entries."""
     root = Path("/nowhere")
     indices = [
         Index.of("files", root / str(i), [f"{n:06}" for n in range(count)], [1] * count)
@@ -95,14 +95,14 @@ def course_of(
 
 
 def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
-    """One turn of the daemon's loop."""
+    """Runs one turn of the daemon's loop, in which these files were opened."""
     observe([c for c in trackers if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
     for tracker in trackers:
         tracker.step()
 
 
 def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
-    """What the workers open, from this batch on."""
+    """The units that the workers open, from batch `skip` on."""
     return iter(Ranks(tracker.timeline, epoch, rng, in_order=False, skip=skip))
 
 
@@ -119,7 +119,7 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """Eight workers of four batches each have up to a third of an epoch under way; where several
+    """Eight workers with four batches each have up to a third of an epoch under way; where several
     nodes read parts of their own, up to two thirds."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
@@ -142,8 +142,8 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     "size", cases([(82, 1), (100, 1), (100, 4), (150, 4), (330, 1)], short=[(82, 1), (100, 4)])
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
-    """The window of accesses has right ones then; the end of the right epoch, which is most of a
-    short one, is not taken for what the job opens twice.
+    """After an epoch that fits the plan, the window of accesses still has fitting ones. A large
+    part of a short epoch may not be taken for files that the job opens twice.
 
     size : steps of an epoch, and ranks"""
     steps, ranks = size
@@ -167,7 +167,7 @@ def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
-    """It is looked for a last time with what it has opened by then."""
+    """The tracker searches a last time with what the job has opened by then."""
     files, rng = BATCH * 150, random.Random(seed)
     tracker = course_of(training(files), files=files)
     for turn in in_turns(iter(tracker.draw(0).units[:500].tolist()), rng, 5):
@@ -183,7 +183,7 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
-    """Its last accesses may lie half in one epoch and half in the next."""
+    """The last accesses before the search may lie partly in one epoch and partly in the next."""
     steps, rng = 100, random.Random(seed)
     tracker = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
     for epoch in (2, 3):
@@ -196,7 +196,8 @@ def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, see
 
 @pytest.mark.parametrize("seed", seeds(4, few=1))
 def test_three_right_plans_stay(seed: int) -> None:
-    """What one of them has opened twice, or by chance early, is not held against the others."""
+    """An access that fits one plan is not held against the others, also if it comes twice or by
+    chance early."""
     files, rng = BATCH * 150, random.Random(seed)
     epochs = sized(2, 3)
     trackers = [
@@ -220,7 +221,8 @@ def test_three_right_plans_stay(seed: int) -> None:
 
 @pytest.mark.parametrize("held_out", cases([60, 600], short=[600]))
 def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
-    """A validation on files of the same directory, which the plan does not tell of."""
+    """A validation on files of the same directory, which the plan does not mention, does not
+    count."""
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
@@ -238,7 +240,7 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 @pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
 @pytest.mark.parametrize("ranks", cases([1, 2], short=[2]))
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
-    """It is looked for meanwhile, and goes on from where it was."""
+    """The tracker searches for the job meanwhile, and goes on from where it was."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
     epochs = sized(2, 3)
     tracker = course_of(training(files, ranks=ranks), files=files, epochs=epochs)
@@ -254,7 +256,8 @@ def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_ro
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
-    """Two workers have what the others have left behind before they were seen."""
+    """The job is found in the middle of an epoch, and two workers lag behind: they open files that
+    lie before that place."""
     files, rng = BATCH * 200, random.Random(seed)
     tracker = course_of(training(files), files=files)
     units = tracker.draw(1).units
@@ -262,7 +265,7 @@ def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
     late, rest = units[begin - 64 : begin], units[begin:]
     for turn in in_turns(iter(rest.tolist()), rng, 10):
         opens([tracker], turn)
-    # All that it has to do is seen.
+    # All files that the job still had to open were seen.
     assert (tracker.state, tracker.number) == ("following", 2)
     for turn in in_turns(iter(rng.sample(late.tolist(), 64)), rng, 10):
         opens([tracker], turn)
@@ -284,7 +287,7 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
-    """The job goes on by more than a window meanwhile."""
+    """During the search the job goes on by more than a window."""
     files, rng = BATCH * 1000, random.Random(3)
     executor = InTime(0)
     tracker = course_of(training(files), files=files, epochs=2, executor=executor)

@@ -1,4 +1,5 @@
-"""How often readers wait for a copy that is being filled, and that they never stop doing so."""
+"""How often readers wait for a copy that is being filled, and that they stop waiting only for a
+while."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def clients() -> Any:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Catalog:
-    """Of one file, which is ABSENT."""
+    """A catalog with one file, which is ABSENT."""
     made = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
     entries = np.zeros(1, dtype=ENTRY)
     entries["path_len"], entries["ino"], entries["kind"], entries["size"] = 1, 7, Kind.FILE, 100
@@ -44,7 +45,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
-    """How many readers still wait, and whether the one of the file does."""
+    """Returns how many readers still wait, and whether the reader of the file does."""
     clients.demand[5] = (0 + 1) << 32 | 1
     waiting = int(lib.monarch_answer_settled(clients, catalog.c))
     return waiting, bool(clients.demand[5])
@@ -53,7 +54,8 @@ def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
 def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
-    """The file is ABSENT then: its open came after the daemon's last look at the requests."""
+    """The file was opened after the daemon's last look at the requests, so that it is still
+    ABSENT."""
     assert answers(clients, catalog) == (0, False), "nobody will fill it"
     lib.monarch_want_file(clients, 0)
     assert answers(clients, catalog) == (1, True)
@@ -94,7 +96,7 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# Reads a unit whenever it is told to, in a child of a fork when that is the word.
+# Reads a unit at each step; if the word is "fork", in a forked child.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
@@ -113,14 +115,15 @@ while word:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, with a 100th of the usual patience."""
+    """A library whose readers wait for a small part of the usual time."""
     patience_s, debt_s = sized((0.05, 0.75), (0.1, 1.5))
     return build_waiting(tmp_path_factory.mktemp("hasty"), PATIENCE=patience_s, DEBT=debt_s)
 
 
 @pytest.fixture
 def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iterator[Session]:
-    """The engine may read so little that nearly every wait is in vain; readers may read."""
+    """A session whose engine may read so little that nearly every wait is in vain. Readers may
+    read."""
     limits = {"operations": 1}
     session = session_factory(
         tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1, **IN_UNITS
@@ -129,7 +132,7 @@ def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iter
 
 
 def read_until(session: Session, program: Steps, name: str, value: int) -> int:
-    """Reads on until the total has reached the value; returns how many waits there were then."""
+    """Reads on until the total has reached the value. Returns how many waits there were then."""
     totals = session.totals()
 
     def is_counted() -> bool:
@@ -148,8 +151,8 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """Two waits in vain for a file send it to the source, and eight everything; not for good, nor
-    for the life of a child that was forked then."""
+    """After two waits in vain for a file it is read from the source, and after eight every file is.
+    Waiting begins again later, also in a child that was forked meanwhile."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()
@@ -168,7 +171,7 @@ def test_waiting_begins_again_after_a_while(
         program.end()
 
 
-# Maps the next file whenever it is told to.
+# Maps the next file at each step.
 MAPS = """
 for path in sys.argv[1:]:
     step()
@@ -182,7 +185,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Here no more than two can, of a fifth of a second each."""
+    """Mappings may wait in vain for a limited time in all: here for two waits of a fifth of a
+    second."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
@@ -231,7 +235,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
 def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
     clients: Any,
 ) -> None:
-    clients.wanted.word[77] = 1 << 5  # and nothing in the summary
+    clients.wanted.word[77] = 1 << 5  # the summary's bit is not set
     entry = 77 * 64 + 5
     assert take(clients, 64) == []
     assert lib.monarch_want_file(clients, entry)
@@ -241,7 +245,8 @@ def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_nex
 def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """Python hands it 2,048 orders at a time; what is left of a turn's requests is not lost."""
+    """Python passes at most 2,048 orders at a time to the engine; the other requests of a turn are
+    not lost."""
     files = make_files(tmp_path / "source", sized(2500, 5000), 16)
     session = session_factory(tmp_path / "source").start()
     session.wait_scanned()
@@ -259,7 +264,8 @@ def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
 def test_as_many_reads_are_in_flight_as_min_reads_says(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Also of what nobody waits for, and of a source that has given nothing yet."""
+    """At least `min_reads` fills read at the same time, even if no reader waits for them and the
+    source has given nothing yet."""
     source = slow_factory()
     make_files(source.backing, 8, 1000)
     source.latency(read=3600)

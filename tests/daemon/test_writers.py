@@ -1,4 +1,4 @@
-"""Which files a daemon takes for changed at its start, because a process may write to them."""
+"""Which files a daemon treats as changed at its start, because a process may write to them."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[Slo
 
 @pytest.fixture
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
-    """Mounts one dataset for so many nodes, each with a client of its own, as on a cluster: what
-    one kernel would keep for all of them is asked for by each. A client keeps the pages of a file
-    that is opened once more: else those that are just being read for a fill, because of another
-    node, would be read twice when a program of this node opens the file meanwhile."""
+    """Mounts one dataset for so many nodes, each with a FUSE client of its own, as on a cluster: a
+    client does not profit from the cache of another node's client. A client keeps a file's pages
+    when the file is opened again: otherwise a program's open would drop pages that a fill, which
+    another node waits for, is just reading, and they would be read twice."""
     with ExitStack() as stack:
         yield lambda count: mounted(stack, tmp_path, slowsource_binary, count)
 
@@ -58,8 +58,8 @@ def cluster_factory(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Callable[..., Cluster]:
-    """Makes running nodes over a dataset, with room for all of it on each:
-    cluster_factory(nodes, files, size, **settings)."""
+    """Makes running nodes over a dataset, each with room for all of it: cluster_factory(nodes,
+    files, size, **settings)."""
 
     def make(count: int, files: int, size: int, **settings: Any) -> Cluster:
         sources = mounts(count)
@@ -81,8 +81,10 @@ def planned_factory(
     tmp_path: Path,
 ) -> Callable[..., PlannedNodes]:
     """Makes nodes, not started, with the plan of a training that has a rank on each:
-    planned_factory(loader, epochs, files, size, quota, area, **settings); quota, area : of each
-    node's tier and staging area [bytes]; quotas : of the nodes, where they are not the same."""
+    planned_factory(loader, epochs, files, size, quota, area, **settings).
+
+    quota, area : of each node's tier and staging area [bytes];  quotas : in `settings`, one for
+    each node, if they differ"""
 
     def make(
         loader: Loader, epochs: int, files: int, size: int, quota: int, area: int, **settings: Any
@@ -111,7 +113,8 @@ def namespaces() -> Iterator[Namespaces]:
 
 @pytest.fixture
 def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
-    """Each with a thread in its namespace, which processes are started from."""
+    """The nodes' hosts. Each has a thread in its network namespace, which starts the node's
+    processes."""
     with ExitStack() as stack:
 
         def on(node: int) -> Host:

@@ -1,10 +1,11 @@
-"""Another user of a node, who has taken the address of a daemon that died: passes what its peers
-say on to a daemon that lives, to be let in by both, and says whatever else might get him anything.
+"""Another user of a node, who has taken the address of a daemon that died. To be accepted by both
+sides, he passes what its peers send on to a living daemon; he also sends whatever else might get
+him data.
 
 python impostor.py UID HOST:PORT LIVE-HOST:LIVE-PORT SOURCE-DIRECTORY REQUEST-IN-HEX
 
-It becomes that user, prints a line when it listens, and at the end of its standard input what came
-of it, as JSON. It needs nothing of Monarch: what it says was overheard.
+The program becomes that user and prints a line when it listens. At the end of its standard input it
+prints its counts as JSON. It uses nothing of Monarch: an attacker knows only what he has overheard.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LIMIT_S = 3.0
 class Impostor:
     def __init__(self, listener: socket.socket, live: tuple[str, int], request: bytes) -> None:
         self._listener, self._live, self._request = listener, live, request
-        self._heard: bytes | None = None  # a client's whole answer
+        self._heard: bytes | None = None  # the first whole answer of a client
         self._count = 0
         self.seen = {"clients": 0, "proofs": 0, "trusted": 0, "stolen": 0, "replayed": 0}
 
@@ -52,7 +53,8 @@ class Impostor:
             self._replay()
 
     def _answer(self, client: socket.socket, number: int, answer: bytes, reply: bytes) -> None:
-        """As it came; as if it were the one's that is meant; his own; the client's own."""
+        """Sends one of four replies: the living daemon's as it came; that one with the rank that
+        the client expects; that rank with zeros; that rank with the client's own bytes."""
         meant = answer[MEANT_AT : MEANT_AT + 4]
         ways = (reply, meant + reply[4:], meant + bytes(32), meant + answer[-32:])
         client.sendall(ways[number % len(ways)])
@@ -69,7 +71,7 @@ class Impostor:
                 self.seen["stolen"] += len(part)
 
     def _replay(self) -> None:
-        """What a member has said, on another connection."""
+        """Repeats what a member has said, on another connection."""
         with socket.create_connection(self._live, timeout=LIMIT_S) as live:
             receive(live, HELLO)
             live.sendall((self._heard or b"") + self._request)
@@ -88,7 +90,7 @@ def receive(connection: socket.socket, n_bytes: int) -> bytes:
 
 
 def forged(tag: bytes, length: int) -> bytes:
-    """An answer without the keys to seal it."""
+    """An answer that is not sealed with the connection's keys."""
     frames = []
     for kind, value in ((1, length), (2, 0), (3, 0)):
         frames.append(struct.pack("<4sI8sQ16x", b"MPF3", kind, tag, value))
@@ -102,7 +104,7 @@ def address(word: str) -> tuple[str, int]:
 
 def main() -> None:
     uid, me, live, source, request = sys.argv[1:]
-    # Only what this user may do from here on.
+    # From here on the program may do only what this user may.
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))

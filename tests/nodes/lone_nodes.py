@@ -1,4 +1,4 @@
-"""Nodes that decide as daemons do, without servers, links and an engine."""
+"""Nodes that decide as daemons do, without servers, links or engines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from monarch_py.peers.membership import Cluster, Member
 
 
 class ReplicaServer:
-    """What the peers are told of: the numbers of the files that they may ask for."""
+    """Stands for the server that gives files to peers; records which files it may give."""
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # Where peers are told to ask, NOBODY for most.
+        # For each file, the node that peers are told to ask instead; NOBODY for most.
         self.moved: dict[int, int] = {}
         self.patience = -1
 
@@ -41,7 +41,7 @@ class ReplicaServer:
 
 
 class Catalog:
-    """The files of one node, in its own order."""
+    """The files of one node, in an order of its own."""
 
     def __init__(self, files: list[tuple[int, int]], order: list[int]) -> None:
         self.entries = np.zeros(len(order), dtype=ENTRY)
@@ -67,7 +67,7 @@ class Native:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, `Nodes` have neither servers nor links."""
+    """Inside this context, `Nodes` have neither servers nor links."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ReplicaServer", ReplicaServer)
         patch.setattr(module, "Peer", lambda *_: SimpleNamespace(c=None))
@@ -76,11 +76,13 @@ def alone() -> Iterator[None]:
 
 
 def node(rank: int, quotas: Sequence[Sequence[int]], catalog: Catalog, **more: Any) -> Nodes:
-    """quotas : for each node those of its tiers [bytes]"""
+    """Makes a node without peers.
+
+    quotas : for each node those of its tiers [bytes]"""
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, tuple(q)) for i, q in enumerate(quotas))
     membership: Any = Membership(Cluster(rank, members, bytes(32)), None, bytes)  # type: ignore[arg-type]
     shared: Any = SimpleNamespace(catalog=catalog)
-    # Files that wait for each of the nodes.
+    # How many files wait for each of the nodes.
     waiting = np.zeros(len(quotas), dtype=np.uint32)
     engine: Any = SimpleNamespace(
         c=None, waiting=waiting, queues=lambda _: waiting, set_homes=lambda *_: None

@@ -1,10 +1,10 @@
-"""Ranks that read as those of train_ranks.py do, without the seconds that torch takes to load.
+"""Ranks that read like those of train_ranks.py, but do not load torch, which takes seconds.
 
     python read_ranks.py OUT RANKS RANK:DATASET ...
 
-DATASET, OUT : as there. Each rank writes OUT/RANK: in the place of a batch's loss a digest of the
-batch, and in the place of the weights a digest of what all ranks have read. The ranks meet after
-each batch. Several ranks of one call are processes of it.
+DATASET, OUT : as in train_ranks.py. Each rank writes OUT/RANK: a digest of each batch instead of
+its loss, and a digest of all that the ranks have read instead of the weights. The ranks wait for
+each other after each batch. If a call names several ranks, it forks a process for each further one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def digest(data: bytes) -> str:
 
 
 def loaded(batches: list[list[Path]]) -> Iterator[str]:
-    """A digest of each batch, by a worker that is forked and reads ahead."""
+    """Yields a digest of each batch. A forked worker reads the batches ahead."""
     mine, workers = os.pipe()
     worker = os.fork()
     if worker == 0:
@@ -45,7 +45,7 @@ def loaded(batches: list[list[Path]]) -> Iterator[str]:
 
 
 def exchange(out: Path, step: int, ranks: int, rank: int, said: str) -> bytes:
-    """The words of all ranks after this step, in the order of the ranks."""
+    """Returns what all ranks have written after this step, in the order of the ranks."""
     whole, part = out / f"{step}.{rank}", out / f"{step}.{rank}.part"
     part.write_text(said)
     part.rename(whole)

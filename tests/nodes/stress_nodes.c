@@ -1,12 +1,12 @@
-/* Three nodes in one program: engines that fill from each other, the servers of what they hold, and
- * readers that compare every byte; links are cut, servers end, files change, copies go, catalogs
- * grow.
+/* Three nodes in one program: engines that fill from each other, the servers that give their copies
+ * to peers, and readers that compare every byte. Meanwhile links are cut, servers end, files
+ * change, copies are dropped, and catalogs grow.
  *
  *   stress_nodes SOURCE TIER0 TIER1 TIER2 SECONDS SEED
  *
- * A thread for each node is its daemon, and alone writes its catalog. Says: fills that went well,
- * bytes that came from peers, reads of whole copies, reads of copies in the making, links, fills
- * from the node that a file has moved to. */
+ * Each node has a thread that stands for its daemon, and is the only one to write its catalog. The
+ * program prints the numbers of: successful fills, bytes that came from peers, reads of whole
+ * copies, reads of unfinished copies, links, fills from the node that a file has moved to. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -23,9 +23,9 @@
 
 #define NODES 3
 #define READERS 2           /* of each node */
-#define RANKS 5             /* of readers; 0 is of none */
-#define BLOCK (1024 * 1024) /* so large that answers share a link */
-#define RANGES 6            /* of files, each with a large one among them */
+#define RANKS 5             /* of readers; rank 0 stands for no rank */
+#define BLOCK (1024 * 1024) /* so large that several answers share a link */
+#define RANGES 6            /* of files' numbers, each with a large file */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64
@@ -36,14 +36,14 @@ static struct node {
     int copies;
     struct monarch_control control;
     struct monarch_writer *writer;
-    struct monarch_catalog *catalog; /* atomic; earlier ones stay */
+    struct monarch_catalog *catalog; /* atomic; earlier catalogs stay in memory */
     struct monarch_catalog *all[CATALOGS];
     struct monarch_clients *clients;
     struct monarch_fills *fills;
     struct monarch_engine *engine;
     struct monarch_holdings *holdings;
     struct monarch_peer *peer[NODES];
-    pthread_mutex_t lock; /* of the server, which ends and begins */
+    pthread_mutex_t lock; /* of `server`, which ends and begins again */
     struct monarch_peer_server *server;
     uint64_t next_copy, rng;
     pthread_t daemon, reader[READERS];
@@ -52,7 +52,7 @@ static struct node {
 static const char *root_path;
 static int root, over;
 static uint64_t filled, whole_reads, part_reads, links, moved;
-/* Duplicates of links' ends: what is shut down here is cut. */
+/* Duplicates of the links' descriptors: shutting one down cuts its link. */
 static int link_fd[LINKS];
 static pthread_mutex_t links_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -81,7 +81,7 @@ static void connect_pair(int end[2]) {
     CHECK(end[1] >= 0 && close(listener) == 0);
 }
 
-/* Both directions have one: nobody here would mix them up. */
+/* Both directions of a link use the same keys: nothing here could mistake one for the other. */
 static const struct monarch_peer_keys keys;
 static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 
@@ -128,7 +128,7 @@ static void end_server(struct node *n) {
     monarch_holdings_stop(n->holdings, s);
 }
 
-/* What goes wrong. */
+/* The thread that cuts links, restarts servers and touches files. */
 static void *break_things(void *arg) {
     uint64_t rng = (uintptr_t)arg;
     char path[PATH_BYTES], name[PATH_BYTES];
@@ -148,7 +148,7 @@ static void *break_things(void *arg) {
             pause_us((long)below(&rng, 5000));
             serve(n);
         }
-        /* The same bytes at another time are another file. */
+        /* With another mtime, the same bytes count as another file. */
         if (below(&rng, 20) == 0) {
             CHECK(snprintf(path, sizeof path, "%s/%s", root_path, name_of(k, name)) < PATH_BYTES);
             CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
@@ -238,7 +238,7 @@ static void order(struct node *n, uint64_t id) {
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
         from[i] = i || owner_of(n, id) == n->number ? -1 : (int32_t)owner_of(n, id);
-    /* Whether it has it whole is true or not: only times are taken by that. */
+    /* The hint that the owner has the whole file may be wrong: only time limits depend on it. */
     if (from[0] >= 0 && below(&n->rng, 2))
         from[0] += MONARCH_HAS_IT;
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
@@ -286,7 +286,7 @@ static void take_results(struct node *n) {
     uint64_t got = monarch_engine_results(n->engine, out, 32);
     monarch_engine_flows(n->engine, flows, 1 + NODES);
     for (int level = 0; level < MONARCH_LEVELS; level++)
-        CHECK(flows[1 + n->number].ns[level] == 0); /* nobody asks himself */
+        CHECK(flows[1 + n->number].ns[level] == 0); /* no node asks itself */
     for (uint64_t i = 0; i < got; i++) {
         if (out[i].kind == MONARCH_FILL)
             take_fill(n, &out[i]);
@@ -296,7 +296,7 @@ static void take_results(struct node *n) {
     monarch_engine_settle(n->engine);
 }
 
-/* Copies go, so that they are made again; files are given up and taken back. */
+/* Drops a copy, so that it is made again, or excludes a file, or includes it again. */
 static void change_minds(struct node *n) {
     uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
     if (is_in(n, id, MONARCH_PRESENT)) {
@@ -314,14 +314,14 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
-/* Peers take this node for the owner of what the owner has no room for. */
+/* Peers ask this node for files that their owner has no room for. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)
         CHECK(is_moved(n, ids[i]) && heir_of(n, ids[i]) == n->number);
 }
 
-/* Those of some ranks, and none of others. */
+/* Gives some ranks random shares, and the others none. */
 static void share_out(struct node *n) {
     uint32_t shares[MONARCH_RANKS] = {0};
     for (int rank = 0; rank < RANKS; rank++)
@@ -375,7 +375,7 @@ static void read_whole(const struct node *n, uint64_t word, unsigned k) {
     count(&whole_reads);
 }
 
-/* As the library does it: the slot may be given to another at any moment. */
+/* Reads a unit as the library does: the slot may be given to another fill at any moment. */
 static void read_unit(const struct node *n, uint64_t word, unsigned k, uint64_t unit) {
     uint64_t unit_bytes = monarch_unit_of(size_of(k), BLOCK), at = unit * unit_bytes;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++) {
@@ -478,7 +478,7 @@ static void begin(struct node *n, const char *tier, uint64_t seed) {
     serve(n);
 }
 
-/* As the daemon does it; the other node may be asking still. */
+/* Ends a node as the daemon does; other nodes may still be asking it. */
 static void end(struct node *n) {
     monarch_engine_holdings(n->engine, NULL);
     end_server(n);

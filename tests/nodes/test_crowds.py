@@ -1,4 +1,4 @@
-"""Many orders that wait for one node keep nobody from what others have."""
+"""Many orders that wait for one node do not delay files that other nodes can give."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from support.session import wait_until
 from monarch_py.demo.slowsource import SlowSource
 
 KIB = 1 << 10
-# How long a read of the node takes that gives nothing, and the time within which the others give
-# what they have [s].
+# How long a read takes at the source of the slow node, and the time within which the other nodes
+# must give what they have [s].
 HANGS_S, SOON_S = 8.0, 4.0
-# Files that are opened and not read, many at a time: an open waits a second for a silent node.
+# Opens files without reading them, many at a time: each open waits a second for a silent node.
 OPEN = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +50,8 @@ def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
 def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
-    """One node has as many orders as it may that wait for another, which asks it for whole blocks
-    of several units that nobody waits for."""
+    """One node has as many orders waiting for another as it may have. The other node then asks it
+    for whole blocks of several units, which no reader waits for, and gets them."""
     sources = mounts(2)
     backing, large, size = sources[0].backing, [f"large{n}" for n in range(8)], 768 * KIB
     small = make_files(backing, 4600, KIB)

@@ -1,5 +1,5 @@
-"""A node's daemon is killed, stopped or started anew in the middle of an epoch: no job notices, and
-the node is asked again afterwards."""
+"""A node's daemon is killed, stopped or restarted in the middle of an epoch: no job notices, and
+the other nodes ask it again afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stop_for_a_while(node: Node) -> None:
 
 
 def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
-    """Of an epoch of all nodes, when the victim has given something to the others."""
+    """Calls `do` in an epoch of all nodes, when the victim has given something to the others."""
     victim = cluster.nodes[VICTIM]
     cluster.rate(18e6)
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
 
 
 def is_used_again(cluster: Cluster) -> None:
-    """Node 0 gets what the victim keeps from there, and nothing from the source."""
+    """Asserts that node 0 gets from the victim all files that the victim owns."""
     asker, victim = cluster.nodes[0], cluster.nodes[VICTIM]
     wait_until(lambda: victim.seen_by(asker)["usable"], timeout=60, what="a peer that is asked")
     cluster.epoch(VICTIM)
@@ -79,11 +79,12 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     is_used_again(cluster)
 
 
-# In short: the test before this one, and test_planned_failures.py with a daemon started empty.
+# Without --long, the test before this one checks this, and test_planned_failures.py does with a
+# daemon that is started empty.
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:
-    """Several times, and with its copies lost each time."""
+    """The daemon is restarted several times, and each time its copies are lost."""
 
     def several_times(victim: Node) -> None:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A node that is stopped while a peer sends it a byte now and then."""
+"""A node stops quickly although a peer sends it a byte now and then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0
 
 
 class Drips:
-    """Answers whoever asks, each with right bytes that never end."""
+    """A peer that sends valid bytes of an endless answer to each client."""
 
     def __init__(self, listener: socket.socket, party: Party) -> None:
         self.asked = threading.Event()

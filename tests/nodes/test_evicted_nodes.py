@@ -1,5 +1,5 @@
-"""Eviction by a plan on several nodes: copies go where others have theirs, and the source is not
-read again for them."""
+"""Eviction by a plan on several nodes: copies are evicted where other nodes have theirs, and the
+source is not read again for them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.watch import assert_quiet
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Listed
 
-# Half of the files are used in the first epochs, the other half in the others; every node has room
-# for six tenths of all, of which it owns five.
+# The first epochs use one half of the files, the other epochs the other half. Every node has room
+# for six tenths of all files, and owns half of them.
 RANKS, HALF, SIZE, EPOCHS = 2, 120, 50_000, sized(4, 6)
 FILES = 2 * HALF
 PART = HALF // RANKS // 4  # files that each rank reads at a time
@@ -28,8 +28,8 @@ def evicted_by(nodes: Nodes) -> list[int]:
 
 
 def look_for_room(nodes: Nodes) -> None:
-    """Gives nodes that have evicted nothing yet the time for a few looks. It may be in vain: where
-    all that is read again soon has been staged, nothing is to go for it."""
+    """Gives nodes that have evicted nothing yet the time to look a few times for copies to evict.
+    They may find none: if all files that are read again soon are staged, no copy must go."""
     until = time.monotonic() + 1
     while time.monotonic() < until and not all(evicted_by(nodes)):
         time.sleep(0.01)
@@ -53,7 +53,7 @@ def test_no_owner_drops_what_the_others_come_for(
         peers={"fetch": "holders"},
     ).start()
     nodes = planned.nodes
-    # Slow enough for many looks in an epoch.
+    # Slow enough for several looks in an epoch.
     planned.source.rate(20e6)
     planned.source.latency(open=0.001, read=0.001)
     for number, epoch in enumerate(epochs):
@@ -63,11 +63,12 @@ def test_no_owner_drops_what_the_others_come_for(
                 look_for_room(nodes)
     assert all(evicted_by(nodes))
     nodes.wait_idle()
-    # Whatever a node does not have, its owner does.
+    # A file that a node does not have is on its owner.
     for rank in range(RANKS):
         planned.read([range(FILES if rank == each else 0) for each in range(RANKS)])
     nodes.wait_idle()
-    # Pages that the mount has kept do not show in what the source gives.
+    # Reads that the mount serves from its page cache are not counted at the source, but are counted
+    # here.
     assert planned.read_by_fills() == FILES * SIZE
     for node in nodes.all:
         assert_quiet(node)

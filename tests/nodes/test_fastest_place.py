@@ -1,4 +1,4 @@
-"""What another node has comes from there, or from the source where that is faster now."""
+"""A file that another node has comes from there, or from the source if that is faster now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE_RATE, SLOW_LINK = 60e6, "8mbit"
 
 
 class Again:
-    """Node 0 drops its copies and reads everything, again and again; node 1 keeps its own."""
+    """Node 0 drops its copies and reads everything again in each epoch; node 1 keeps its copies."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, (self.asker, self.holder) = cluster, cluster.nodes
@@ -30,7 +30,8 @@ class Again:
         return said["nodes"]["source_chosen"], said["totals"]["bytes_from_peers"]
 
     def epoch(self) -> tuple[int, float]:
-        """How often the source was chosen, and how many files came from the other node."""
+        """Runs an epoch. Returns how often the source was chosen, and how many files came from node
+        1."""
         self.asker.forget()
         self.asker.wait_idle()
         chosen, got = self.counts()
@@ -57,9 +58,12 @@ def again(
 def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
     again: Callable[..., Again], namespaces: Namespaces, share: float
 ) -> None:
-    """A slow link loses more than this share of its files; it takes many epochs to lose most."""
+    """A link that becomes slow loses to the source, and wins again when it is fast.
+
+    share : of the other node's files for which the slow link must lose;  a large share takes many
+    epochs"""
     nodes = again()
-    # The first copies are their owners' alone to read.
+    # Only its owner reads the first copy of a file from the source.
     assert nodes.epoch() == (0, nodes.foreign)
     assert nodes.cluster.served() == FILES * SIZE
     assert nodes.epoch() == (0, nodes.foreign)
@@ -86,10 +90,10 @@ def test_holders_are_asked_however_slow_they_are_where_the_user_says_so(
 ) -> None:
     nodes = again(peers={"fetch": "holders"})
     nodes.epoch()
-    # A tenth of what the source gives is slow enough.
+    # The link must be much slower than the source.
     namespaces.set_rate(1, sized("24mbit", SLOW_LINK))
     for _ in range(sized(1, 2)):
         chosen, came = nodes.epoch()
         assert chosen == 0
-        # But for what a reader could not wait for.
+        # Files may come from the source if a reader could not wait for them.
         assert came > 0

@@ -1,5 +1,5 @@
-"""A node whose disk is full gives the files that it is to keep for all nodes to the next one in
-their order: the source serves each of them once all the same."""
+"""A node whose disk is full passes the files that it should keep for all nodes to the next node:
+the source still serves each file once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from monarch_py.demo.slowsource import SlowSource
 NODES, FULL = 4, 1
 FILES, SIZE = 240, 48 << 10
 ROOM = FILES * (SIZE + 8192)
-# Of the full node's own files so many still fit.
+# How many of the full node's own files still fit.
 LEFT = 10
 
 
 @pytest.fixture
 def full_tier(tmp_path: Path) -> Iterator[Path]:
-    """Where the second node's tier will be: a file system of its own."""
+    """A file system of its own for the second node's tier."""
     directory = tmp_path / "nodes" / f"node{FULL}"
     directory.mkdir(parents=True)
     with Mounts(directory) as mounts:
@@ -38,8 +38,8 @@ def cluster(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Cluster:
-    """Every node has room for half of the dataset: a quarter is its own, and what it has left over
-    takes copies of what others own."""
+    """Every node has room for half of the dataset: it owns a quarter, and keeps copies of other
+    nodes' files in the rest."""
     sources = mounts(NODES)
     files = make_files(sources[0].backing, FILES, SIZE)
     for source in sources:
@@ -49,7 +49,7 @@ def cluster(
 
 
 def fill_up(tier: Path) -> None:
-    """Leaves room for LEFT files."""
+    """Fills the file system up to room for LEFT files."""
     found = os.statvfs(tier)
     room_bytes = found.f_bavail * found.f_frsize - LEFT * (SIZE + 4096)
     (tier / "ballast").write_bytes(bytes(room_bytes))
@@ -60,7 +60,8 @@ def counts(cluster: Cluster, key: str) -> list[int]:
 
 
 def read_once(cluster: Cluster, *ranks: int) -> float:
-    """An epoch of these nodes, or of all; opens of the source for each file."""
+    """Runs an epoch on these nodes, or on all. Returns the number of opens at the source per
+    file."""
     cluster.reset()
     cluster.epoch(*ranks)
     for node in cluster.nodes:
@@ -74,12 +75,12 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
 ) -> None:
     own = counts(cluster, "own_files")
     fill_up(full_tier)
-    # The owner stages them, for all, until it has lacked room for a while.
+    # The owner stages these files for all nodes until it has lacked room for a while.
     assert read_once(cluster, 0) <= 1.05
     passed_on = counts(cluster, "passed_on_files")
     assert 0 < passed_on[FULL] < own[FULL]
     assert sum(passed_on) == passed_on[FULL]
-    # Other nodes are told where they are, and so is the full one's own program.
+    # The other nodes are told where these files are, and so is the program on the full node.
     assert read_once(cluster) <= 0.05
     assert sum(counts(cluster, "taken_over_files")) == sum(counts(cluster, "passed_on_files"))
     assert sum(counts(cluster, "own_files")) == FILES

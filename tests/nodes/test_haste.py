@@ -1,4 +1,5 @@
-"""What somebody waits for comes first, on other nodes too; what cannot come is told at once."""
+"""Data that a reader waits for comes first, also from other nodes; a node that cannot give a file
+says so at once."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ KIB = 1 << 10
 
 
 def owner_of_all(cluster: Cluster) -> int:
-    """The node that keeps the one file."""
+    """Returns the node that owns the only file."""
     return [node.nodes()["own_files"] for node in cluster.nodes].index(1)
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """The owner reads what is asked for first; nobody reads the rest from the source for it."""
+    """The owner first reads the parts that are asked for, and the other node reads nothing from the
+    source instead."""
     size, block = sized(24, 48) * MIB, MIB
-    # On a busy machine, the source may be faster than the other node.
+    # On a busy machine the source may be faster than the other node: ask holders only.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
     owner = owner_of_all(cluster)
@@ -34,7 +36,7 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
     assert end["longest_s"] < 2
     cluster.nodes[1 - owner].wait_idle()
-    # The last block is the owner's to give when it has looked at the source once more.
+    # The owner gives the last block only after it has looked at the source once more.
     assert cluster.served() <= size + block
     assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
 
@@ -43,11 +45,12 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     files, size = 60, 100 * KIB
     cluster = cluster_factory(2, files, size, fill_after=0)
     owner, asker = cluster.nodes
-    # A limit that nobody was told of: the tier's own file system is gone.
+    # The owner cannot know this before it tries: the directory of its copies is gone.
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
-    # Not a wait for each: the owner sees that it cannot, and says so.
+    # The reader does not wait for each file: the owner sees that it cannot make copies, and says
+    # so.
     assert end["longest_s"] < 1.5
     assert asker.seen_by(owner)["usable"]
     assert owner.seen_by(asker)["last_failure"] == "ok"
@@ -60,12 +63,12 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
-@pytest.mark.long  # in short: test_crowds.py, orders that wait for a node
+@pytest.mark.long  # without --long, test_crowds.py has orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """More than the engines take at a time: orders that wait for another node leave room for those
-    that another node waits for."""
+    """The nodes open more files than the engines take at a time. Orders that wait for another node
+    leave room for those that the other node waits for."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
@@ -90,7 +93,7 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     late = cluster.nodes[0]
     late.kill()
     late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
-    # In a directory that has just changed, the scan looks at what is known already too.
+    # A scan looks at the files that it knows already too if their directory has just changed.
     new = cluster.mounts[0].backing / "new"
     new.touch()
     new.unlink()

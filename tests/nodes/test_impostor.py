@@ -1,5 +1,5 @@
-"""Another user of a node takes the address of a daemon that has died: he is taken for nobody, gets
-no byte, and no copy is made of what he says."""
+"""Another user of a node takes the address of a daemon that has died: no node accepts him, he gets
+no file's bytes, and no copy is made of what he sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monarch_py.native import lib
 
 FILES, SIZE = 24, 300_000
 NOBODY, VICTIM, LIVE = 65534, 2, 0
-# So often he is asked for his status: each way in which he answers is met twice.
+# How often he is asked for his status: often enough to meet each of his four answers twice.
 ASKED = 8
 
 
@@ -34,7 +34,8 @@ def endpoint(node: Node) -> str:
 
 @contextmanager
 def impostor(cluster: Cluster, source: Path) -> Iterator[dict[str, Any]]:
-    """In the victim's place; what came of it, at the end."""
+    """Runs the impostor in the victim's place. Yields a dictionary that has his counts after the
+    context."""
     live = cluster.nodes[LIVE]
     wanted = named_by(live, str(cluster.files[0]))
     asked = (request(wanted) + bytes(lib.MONARCH_MAC_BYTES)).hex()
@@ -65,7 +66,8 @@ def why(cluster: Cluster) -> str:
 
 
 def copies_are_right(cluster: Cluster) -> bool:
-    """What lies in the tiers; files are told apart by their first bytes."""
+    """Whether all copies in the tiers have the source's bytes. Files are told apart by their first
+    bytes."""
     known = {content(seed, SIZE)[:16]: content(seed, SIZE) for seed in cluster.files}
     kept = [copy.read_bytes() for node in cluster.nodes for copy in node.copies()]
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)

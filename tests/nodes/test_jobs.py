@@ -1,4 +1,5 @@
-"""Several jobs on one dataset share the nodes' tiers; a job that starts again finds the copies."""
+"""Several jobs on one dataset share the nodes' tiers; a job that is started again finds the
+copies."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ FILES, SIZE = 40, MIB // 2
 
 
 def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
-    """Both read everything on every node; each node makes one copy of each file."""
+    """Two jobs read everything on every node; each node makes one copy of each file."""
     cluster = cluster_factory(2, FILES, SIZE)
     cluster.rate(60e6)
     with ExitStack() as stack:
@@ -38,8 +39,8 @@ def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
 
 
 def test_jobs_get_the_same_of_the_source(cluster_factory: Callable[..., Cluster]) -> None:
-    """Two jobs of one node read other files. Served one after the other, the first would need half
-    of the time of the second."""
+    """Two jobs on one node read different files at the same time, and both get their share. Served
+    one after the other, the first would end in half of the time."""
     cluster = cluster_factory(1, FILES, SIZE)
     cluster.rate(sized(20e6, 10e6))
     halves = cluster.files[: FILES // 2], cluster.files[FILES // 2 :]
@@ -66,7 +67,7 @@ def test_a_job_that_is_killed_and_starts_again(cluster_factory: Callable[..., Cl
             what="some copies",
         )
         assert first.runs()
-        # It ends with the context, in the middle of its epoch.
+        # The reader is killed at the end of the context, in the middle of its epoch.
     cluster.rate(0)
     cluster.epoch(0)
     cluster.epoch(1)

@@ -1,4 +1,4 @@
-"""A node whose link is cut in the middle of an epoch, and mended."""
+"""A node whose link is cut in the middle of an epoch and mended later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES, SIZE = sized(36, 60), MIB // 2
 CUT_OFF = 1
 
 
-@pytest.mark.long  # short forms: test_daemon_lost.py, and tests/peers/test_nodes.py of the link
+@pytest.mark.long  # without --long: test_daemon_lost.py, and tests/peers/test_nodes.py for links
 def test_a_link_that_is_cut_and_mended_in_an_epoch(
     namespaces: Namespaces, hosts: list[Host], cluster_factory: Callable[..., Cluster]
 ) -> None:

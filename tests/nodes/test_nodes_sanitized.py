@@ -1,5 +1,5 @@
-"""Engines that fill from each other under AddressSanitizer, UndefinedBehaviorSanitizer and
-ThreadSanitizer, while links are cut and everything changes."""
+"""Engines fill from each other under AddressSanitizer, UndefinedBehaviorSanitizer and
+ThreadSanitizer, while links are cut and files change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from csrc.sanitizing import SANITIZERS, Built, Program, build_sanitized
 from support.draws import sized
 
 SECONDS, SEED, MOST_ROUNDS = sized(0.5, 2.0), 20220829, 32
-# What the program says, in its order, and how much of it there must have been.
+# The numbers that the program prints, in this order, and the least that each must reach.
 LEAST = {
     "copies": sized(50, 200),
     "bytes from the other nodes": sized(1 << 18, 1 << 20),
@@ -35,7 +35,7 @@ def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:
     for place in places:
         place.mkdir()
     total = dict.fromkeys(LEAST, 0)
-    # A sanitizer on a busy machine may take longer than one round to come to everything.
+    # With a sanitizer, a busy machine may need more than one round to reach all numbers.
     for turn in range(MOST_ROUNDS):
         said = stress.check("nodes", *places, SECONDS, SEED + turn)
         for what, count in zip(total, map(int, said.split()), strict=True):

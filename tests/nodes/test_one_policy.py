@@ -1,4 +1,4 @@
-"""One trace through the simulator and through daemons: they decide alike.
+"""The simulator and daemons decide alike on the same trace.
 
 A trace is a plan (a dataset, ranks on nodes, a seed) and the quotas of the nodes' tiers. The
 simulator decides on the whole job; each daemon decides for its own node, from its catalog, the
@@ -47,9 +47,9 @@ from monarch_py.simulator.scenario import (
 
 KIB, MIB = 1 << 10, 1 << 20
 FILES, EPOCHS, BATCH = 240, 3, 4
-# Copies of a node in the test of what goes first.
+# How many copies a node has in the test of which copies are dropped first.
 HELD = 20
-# No limit [bytes/s].
+# Practically no limit [bytes/s].
 FAST = 1e12
 
 
@@ -61,7 +61,9 @@ def without_peers() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trace:
-    """quotas : for each node those of its tiers, as many on every node [bytes]"""
+    """A plan, and the tiers of its nodes.
+
+    quotas : for each node those of its tiers, as many on every node [bytes]"""
 
     quotas: tuple[tuple[int, ...], ...]
     ranks_per_node: int
@@ -73,7 +75,7 @@ class Trace:
 
     @cached_property
     def files(self) -> list[tuple[int, int]]:
-        """The hash and the size of each. Hashes are in the order of the files."""
+        """The hash and the size [bytes] of each file, in the order of the hashes."""
         random = np.random.default_rng(self.seed)
         hashes = np.sort(random.integers(1, 1 << 63, FILES, dtype=np.uint64))
         return list(zip(hashes.tolist(), random.integers(1, 64 * KIB, FILES).tolist(), strict=True))
@@ -96,15 +98,15 @@ class Trace:
 
     @property
     def rooms(self) -> npt.NDArray[np.int64]:
-        """(nodes, tiers) [bytes]"""
+        """(nodes, tiers) The room for copies [bytes]."""
         return np.array([[quota - slack_of(quota) for quota in each] for each in self.quotas])
 
     # --- through the simulator ------------------------------------------------------------------
 
     @cached_property
     def scenario(self) -> Scenario:
-        """A tier is faster than a link, so that a node's own copy is read where there is one. Time
-        plays no other part."""
+        """A tier is faster than a link, so that a node reads its own copy if it has one. Apart from
+        that, times do not matter here."""
         fast, tiers = Curve({1: FAST}), range(self.rooms.shape[1])
         return Scenario(
             name="trace",
@@ -143,8 +145,8 @@ class Trace:
         )
 
     def simulated_places(self, decision: Decision) -> list[float]:
-        """What all nodes read in the last epoch from their own copies, from each other and from the
-        source [bytes]."""
+        """Returns how much all nodes together read in the last epoch from their own copies, from
+        each other, and from the source [bytes]."""
         last = measure(self.scenario, self.job, decision).bytes[-1]
         return [float(last[PLACES.index(place)]) for place in ("local", "remote", "pfs")]
 
@@ -157,7 +159,7 @@ class Trace:
         return made
 
     def placed(self, daemon: Nodes) -> PlacementResult:
-        """What the daemon makes of the plan, and installs."""
+        """Returns where the daemon places the plan's files, and lets it follow this."""
         entries = self.catalog.ids()
         used = np.ones(FILES, dtype=bool)
         tracker: Any = SimpleNamespace(
@@ -186,15 +188,15 @@ class Trace:
         return [replace(UNIT, free_bytes=int(each), free_inodes=FILES) for each in room]
 
 
-# Room for more than the dataset, so that others' files are kept too; for a part of it; and one node
-# with hardly any room.
+# Room for more than the dataset, so that nodes also keep other nodes' files; for a part of it; one
+# node with hardly any room; and a single node.
 TRACES = [
     Trace(((3 * MIB,), (3 * MIB,), (4 * MIB,)), 1, 1),
     Trace(((2 * MIB,), (1 * MIB,), (1 * MIB,)), 2, 2),
     Trace(((4 * MIB,), (8 * KIB,)), 2, 3),
     Trace(((16 * MIB,),), 4, 4),
 ]
-# As much room in two tiers: no file is left over because the room is in pieces.
+# Two tiers have enough room together: no file is left over because the room is in two parts.
 TIERED = [
     Trace(((1 * MIB, 3 * MIB), (2 * MIB, 3 * MIB), (MIB // 2, 4 * MIB)), 1, 5),
     Trace(((2 * MIB, 16 * MIB), (2 * MIB, 16 * MIB)), 2, 6),
@@ -202,7 +204,7 @@ TIERED = [
 
 
 def copies_of(decision: Decision, node: int) -> dict[int, int]:
-    """The tier of each file of which a node has a copy."""
+    """Returns the tier of each file of which the node has a copy."""
     copies = decision.copies
     mine = copies.node == node
     return dict(
@@ -222,7 +224,7 @@ def test_without_a_plan(trace: Trace) -> None:
     for rank, daemon in enumerate(trace.daemons()):
         policy, ids = daemon.policy, trace.catalog.ids()
         assert policy.owners(ids).tolist() == decision.owner.tolist()
-        # Second copies, in room that is left over, are the daemons' alone.
+        # The simulator does not make the second copies that daemons keep in the remaining room.
         second = np.isin(ids, policy.second_copies())
         copies = copies_of(decision, rank)
         assert ids[policy.keeps(ids) & ~second].tolist() == sorted(copies)
@@ -232,7 +234,7 @@ def test_without_a_plan(trace: Trace) -> None:
 def tiers_on_request(
     trace: Trace, daemon: Nodes, requests: npt.NDArray[np.uint64]
 ) -> dict[int, int]:
-    """Into which tier each file goes if the daemon is asked for one after the other."""
+    """Returns the tier of each file if a program asks the daemon for one after the other."""
     rooms, found = trace.tiers(daemon), {}
     for file in requests:
         (tier,) = daemon.policy.tier_of(file[None], trace.catalog.entries["size"][[file]], rooms)
@@ -265,8 +267,8 @@ def test_along_a_plan(trace: Trace) -> None:
 @pytest.mark.parametrize("is_planned", [False, True])
 @pytest.mark.parametrize("trace", TRACES)
 def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
-    """Copies come with the first use. So in the last epoch all have come that this node owns, and
-    of other nodes' files those that it has used before."""
+    """Each copy is made with the file's first use. So in the last epoch a node has copies of the
+    files that it owns, and of the other nodes' files that it keeps and has used before."""
     decision = planned(trace.job) if is_planned else hashed(trace.job, trace.keys)
     decision = replace(decision, when=When.ON_USE)
     local = remote = source = 0
@@ -289,8 +291,9 @@ def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
 
 @pytest.mark.parametrize("trace", [*TRACES, *TIERED])
 def test_what_goes_first(trace: Trace) -> None:
-    """In the middle of the first epoch, every node has the last files that it has used. For a file
-    that needs room for several, the daemon drops the same copies as the simulator's caches."""
+    """In the middle of the first epoch, every node has copies of the last files that it has used.
+    For a file that needs the room of several, the daemon drops the same copies as the simulator's
+    caches."""
     uses = next_uses(trace.job, together=False)[0]
     for rank, daemon in enumerate(trace.daemons()):
         policy, order = daemon.policy, trace.job.orders(0)[rank].ravel()

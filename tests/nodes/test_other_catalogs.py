@@ -1,5 +1,5 @@
-"""Nodes that do not know the same of a file: it has changed after the scan of one of them, or
-around them all, or a copy has been spoiled."""
+"""Nodes with different or wrong knowledge of a file: it has changed after the scan of one node, or
+after the scans of all, or a copy is damaged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own(node: Node) -> int:
 
 
 def rewrite(path: Path, *, keep_times: bool) -> None:
-    """Other bytes, as many as before."""
+    """Gives the file other bytes, as many as before."""
     seen = path.stat()
     path.write_bytes(os.urandom(seen.st_size))
     if keep_times:
@@ -43,8 +43,8 @@ def rewrite(path: Path, *, keep_times: bool) -> None:
 
 
 def wait_seen(cluster: Cluster) -> None:
-    """Until every client of the source shows the files as they are: it trusts what it has seen of
-    their attributes for a second."""
+    """Waits until every mount of the source shows the files' present attributes: a mount trusts the
+    attributes that it has seen for a second."""
 
     def attributes(path: Path) -> tuple[int, int, int]:
         seen = path.stat()
@@ -58,7 +58,7 @@ def wait_seen(cluster: Cluster) -> None:
         )
 
     wait_until(is_seen, what="the new attributes")
-    # Where neither size nor time of modification has changed, it keeps the old pages too.
+    # If neither size nor mtime has changed, a mount keeps the old pages too: drop them.
     for mount in cluster.mounts:
         for name in cluster.files:
             with (mount.mountpoint / str(name)).open("rb") as file:
@@ -72,7 +72,8 @@ def start_anew(node: Node) -> None:
 
 
 def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
-    """Node 0 has copies of the old files; node 1 is started anew, and knows the new ones."""
+    """Node 0 has copies of the old files. Node 1 is restarted, knows the new files, and must read
+    these."""
     cluster.epoch()
     for node in cluster.nodes:
         node.wait_idle()
@@ -89,18 +90,19 @@ def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
     assert 0 < own(cluster.nodes[0]) < FILES
 
 
-@pytest.mark.long  # the next two tests are its short form
+@pytest.mark.long  # without --long, the next two tests check this
 def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Cluster]) -> None:
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=False)
 
 
 def test_files_whose_times_were_set_back(cluster_factory: Callable[..., Cluster]) -> None:
-    """Only the inode's own time tells the new ones from the old ones."""
+    """Only the ctime tells the new files from the old ones."""
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=True)
 
 
 def test_files_that_have_changed_since_every_scan(cluster_factory: Callable[..., Cluster]) -> None:
-    """Empty ones too: of these a peer has no byte to send, and still nobody believes the scan."""
+    """Readers get the present bytes of files that have changed since every node's scan, also of
+    files that were empty then, of which a peer has no byte to send."""
     cluster = cluster_factory(2, FILES, SIZE)
     for name in cluster.files[: FILES // 2]:
         (cluster.mounts[0].backing / str(name)).write_bytes(b"")

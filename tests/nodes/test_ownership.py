@@ -1,6 +1,6 @@
-"""Which node keeps which file (daemon/nodes/nodes.py), decided by every node for itself.
+"""Which node owns which file (daemon/nodes/nodes.py), decided by every node for itself.
 
-All nodes decide alike and within every quota; one node keeps each file as long as there is room.
+All nodes decide alike and within every quota; each file has one owner as long as there is room.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ def without_peers() -> Iterator[None]:
 
 
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
-    """quotas : of the nodes, which have one tier each [bytes]"""
+    """Makes a node without peers.
+
+    quotas : of the nodes, which have one tier each [bytes]"""
     return lone_nodes.node(rank, [(quota,) for quota in quotas], catalog, **more)
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
-    """By hash: the node that is asked, which is the node itself for what it keeps for others."""
+    """Returns for each hash the owner: the node that is asked, or the node itself for what it keeps
+    for others."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.replicas
     return {
@@ -62,7 +65,7 @@ def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
 def decided(
     files: list[tuple[int, int]], quotas: list[int], shuffled: Any
 ) -> list[tuple[Nodes, Catalog]]:
-    """Every node, each with its own order of the files."""
+    """Makes every node, each with its own order of the files, and lets it decide."""
     made = []
     for rank in range(len(quotas)):
         order = list(range(len(files)))
@@ -92,7 +95,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
         own = np.isin(np.arange(len(catalog)), list(holdings.kept))
         assert keeps[own].all()
         assert sizes[keeps].sum(dtype=np.float64) <= quotas[rank]
-        # What no node keeps, no node has room left over for.
+        # If a node keeps a file that it does not own, it has a node to ask for it.
         assert not (keeps & ~own & (made.asked(catalog.ids()) == NOBODY).all(axis=1)).any()
         left[rank] -= int(sizes[own].sum())
     for hash_, size in files:
@@ -123,7 +126,7 @@ def test_files_that_are_met_late_change_nothing_for_the_others(
         made = node(rank, quotas, catalog)
         made.step(scanned=True)
         before = owner_of(made, catalog)
-        # One by one, or several in a turn.
+        # The late files come one by one, or several in a turn.
         while catalog.count < len(catalog.entries):
             catalog.count += shuffled.randint(1, len(catalog.entries) - catalog.count)
             made.step(scanned=True)
@@ -193,10 +196,10 @@ def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
     assert made.asked(ids).tolist() == [[2, 1]] * 8
     engine.waiting[:] = [9, 3, 4, 0]
     assert made.asked(ids).tolist() == [[1, 2]] * 8
-    # As long ones: half of the files each.
+    # With queues of the same length, each holder is asked for half of the files.
     engine.waiting[:] = 4
     assert sorted(made.asked(ids)[:, 0].tolist()) == [1] * 4 + [2] * 4
-    # Who holds it too asks the other one, and the owner the source.
+    # A node that holds the file too asks the other holder, and the owner asks the source.
     follow(1, 0, 0)
     assert made.asked(ids).tolist() == [[1, NOBODY]] * 8
     follow(0, 1, 0)
@@ -222,7 +225,7 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
             for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
-                # The others hear of it when they ask; the heir keeps the file from then on.
+                # The other nodes learn of it when they ask; the heir keeps the file from then on.
                 for other in made:
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
@@ -230,14 +233,16 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # Whoever has passed a file on says where it is by now, also after the next node did the same.
+    # A node that has passed a file on names its present holder, also after the next node has passed
+    # it on.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas
         assert [holdings.moved[int(e)] for e in ids[others]] == each.policy.owners(
             ids[others]
         ).tolist()
-    # Nobody comes behind the last one: it keeps what it has no room for, and stages it for all.
+    # The last node cannot pass a file on: it owns the file without having room for it, and stages
+    # it for all nodes.
     holders = [each.policy.owners(ids).tolist() for each in made]
     assert holders[0] == holders[1] == holders[2]
     assert all(each.policy.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)

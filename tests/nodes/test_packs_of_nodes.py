@@ -1,4 +1,5 @@
-"""Nodes that share a source with a pack: each reads its own files from it, and gives them on."""
+"""Nodes that share a source with a pack: each node reads its own files from the pack, and gives
+them to the others."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FILES, SIZE = 300, 8 << 10
 
 @contextmanager
 def packed(sources: list[SlowSource], place: Path, count: int, size: int) -> Iterator[Nodes]:
-    """A node for each mount of one dataset, whose files are all in a pack, once all are idle."""
+    """Starts a node on each mount of one dataset, whose files are all in a pack. Yields the nodes
+    once all are idle."""
     backing = sources[0].backing
     make_files(backing / "data", count, size)
     age(backing / "data")
@@ -39,7 +41,7 @@ def test_no_node_opens_a_file_that_is_in_the_pack(
 ) -> None:
     sources = mounts(2)
     with packed(sources, tmp_path, FILES, SIZE) as nodes:
-        # The pack and its index, on each node.
+        # Each node opens the pack and its index.
         assert sum(source.counts()["open"] for source in sources) <= 4
         totals = [node.totals() for node in nodes.all]
         assert sum(each["bytes_from_peers"] for each in totals) == FILES * SIZE
@@ -55,7 +57,8 @@ def test_no_node_opens_a_file_that_is_in_the_pack(
 def test_a_node_reads_none_of_another_nodes_files_along(
     mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
-    """Of large members, a window would have many of the other nodes' if these counted as wanted."""
+    """A node does not read members that other nodes own along with its own. With large members it
+    would read many, if these counted as wanted."""
     sources, count, size = mounts(3), 200, 100 << 10
     with packed(sources, tmp_path, count, size):
         assert sum(source.counts()["bytes_read"] for source in sources) <= 1.3 * count * size

@@ -1,4 +1,4 @@
-"""How long a node waits for one that lives and whose source is slow, or gives nothing."""
+"""How long a node waits for another one that lives, but whose source is slow or gives nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ THREADS = 8
 def test_a_slow_source_is_not_asked_by_others_as_well(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Whoever is served last waits for several answers of the owner."""
+    """The reader that is served last waits for several answers of the owner, and nobody else asks
+    the source."""
     files, size = 40, 256 * KIB
     cluster = cluster_factory(2, files, size)
-    # What the readers of both nodes ask one for is more than it gets in two answers, of 0.6 s each.
+    # The readers of both nodes ask one node for more than it can read within two answers, of 0.6 s
+    # each.
     cluster.rate(2 * THREADS * size / 1.5)
     ends = cluster.epoch(threads=THREADS)
     assert max(end["longest_s"] for end in ends) > 1.3
@@ -30,16 +32,16 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     assert sum(node.totals()["fallbacks"] for node in cluster.nodes) == 0
 
 
-@pytest.mark.long  # in short: test_haste.py, parts of a large file in any order
+@pytest.mark.long  # without --long, test_haste.py reads parts of a large file in any order
 def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Whole blocks of several units were asked for before he came, and he wants those first that
-    the owner would read last."""
+    """The asker has ordered whole blocks of several units that nobody waits for. A reader then
+    wants first the files that the owner would read last, and the owner learns of it."""
     files, size = 24, 384 * KIB
     cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
     asker = cluster.nodes[1]
-    # In its own order the owner reads for four seconds.
+    # In its own order, the owner would take four seconds.
     cluster.rate(2 * files / 2 * size / 4)
     asker.want_all()
     wait_until(lambda: cluster.served() > 0, what="fills that nobody waits for")
@@ -54,7 +56,8 @@ def test_a_reader_of_what_is_on_its_way_already_is_told_of(
 def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Its daemon lives and says so; the asker's own way to the source is open."""
+    """The owner's daemon lives and says so, but its source gives nothing; the asker can read from
+    the source itself."""
     files, size = 12, 256 * KIB
     cluster = cluster_factory(2, files, size)
     owner, asker = cluster.nodes

@@ -1,5 +1,6 @@
-"""Several nodes with a plan, of which one fails, or whose jobs start anew; quotas that differ or do
-not suffice. The plan goes on, and the source is read once for what the nodes can hold."""
+"""Several nodes with a plan: one of them fails, or jobs are restarted, or quotas differ or are too
+small. The nodes go on with the plan, and the source is read once for the files that the nodes can
+hold."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ COUNTED = 40_960
 # Room for all files on three nodes, and for a twentieth more.
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
 SLOW = 5e6
-# Where a machine is so busy that a node waits no longer for another one, it reads a file itself.
+# On a busy machine a node may stop waiting for another one, and read a few files itself.
 SOME = FILES * SIZE // 10
 
 
 def orders_of(*epochs: int) -> list[list[int]]:
-    """Of each rank, one epoch after the other."""
+    """Returns the files that each rank reads in these epochs, one epoch after the other."""
     sampler = DistributedSampler(FILES, RANKS, SEED)
     whole = [sampler.epoch(epoch).tolist() for epoch in epochs]
     return [[unit for order in whole for unit in order[rank::RANKS]] for rank in range(RANKS)]
@@ -38,8 +39,10 @@ def orders_of(*epochs: int) -> list[list[int]]:
 
 @pytest.fixture
 def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
-    """Nodes that run, with a training of two workers in each rank; settings : see nodes_factory.
-    What another node has comes from there, however fast the source is."""
+    """Makes running nodes, with a training of two workers in each rank. A file that another node
+    has comes from there, however fast the source is.
+
+    settings : see nodes_factory"""
 
     def made(area: int = 2 * MIB, **settings: object) -> PlannedNodes:
         loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2, workers=2)
@@ -50,9 +53,10 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
 
 
 def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
-    """Of the first epoch of two, when the victim has given something to the others."""
+    """Calls `do` in the first of two epochs, when the victim has given something to the others."""
     victim = planned.all[VICTIM]
-    planned.source.rate(SLOW / 4)  # the middle is noticed in time on a busy machine too
+    # slow enough for the test to notice the middle, also on a busy machine
+    planned.source.rate(SLOW / 4)
     with ExitStack() as stack:
         orders = orders_of(0, 1)
         readers = [stack.enter_context(planned.reader(rank, orders[rank])) for rank in range(RANKS)]
@@ -66,7 +70,8 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
 
 
 def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
-    """Reads it, until all nodes know where the training is: at its end, or before the next one."""
+    """Reads this epoch, and waits until all nodes know where the training is: at the epoch's end,
+    or at the beginning of the next one."""
     planned.read(orders_of(epoch))
 
     def known() -> bool:
@@ -79,7 +84,8 @@ def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
 
 
 def goes_on(planned: PlannedNodes) -> None:
-    """With epochs 2 and 3; then each file has its copies, and the source gives nothing more."""
+    """Asserts that after epochs 2 and 3 each file has its copies, and the source gives nothing
+    more."""
     victim = planned.all[VICTIM]
 
     def usable() -> bool:
@@ -96,7 +102,7 @@ def goes_on(planned: PlannedNodes) -> None:
 
 
 def test_a_daemon_that_is_killed_and_started_empty(make: Callable[..., PlannedNodes]) -> None:
-    """It finds the place in the plan that the training is at by then."""
+    """The restarted daemon finds the training's present place in the plan."""
     planned = make()
     in_the_middle(planned, Node.kill)
     victim = planned.all[VICTIM]
@@ -133,8 +139,8 @@ def test_a_link_that_is_cut_and_mended(
 def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:
-    """Back at the epoch in which it was killed, as from a checkpoint, or somewhere else: its place
-    is found, and the copies are there, which would be read twice otherwise."""
+    """A killed job goes on at the epoch in which it was killed, as from a checkpoint, or at another
+    one. The nodes find its place and have the copies, which otherwise would be read twice."""
     planned = make()
     epoch_of_all(planned, 0)
     planned.read([order[: FILES // RANKS - 1] for order in orders_of(1)])
@@ -142,9 +148,9 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
     assert planned.read_by_fills() <= FILES * SIZE + SOME
 
 
-@pytest.mark.long  # in short: test_ownership.py, and the next test
+@pytest.mark.long  # without --long, test_ownership.py and the next test check this
 def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
-    """One node has room for two thirds of the files, another for a sixteenth."""
+    """The nodes have room for two thirds, a third and a sixteenth of the files."""
     parts = (32, 16, 3)
     quotas = [FILES * COUNTED * part // 48 + MIB for part in parts]
     planned = make(quotas=quotas)
@@ -160,8 +166,8 @@ def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
 
 
 def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
-    """The nodes have room for three fifths of the files. Of the others each is fetched, ahead of
-    its use, by the node that needs it."""
+    """The nodes have room for three fifths of the files. Each of the others is fetched ahead of its
+    use by the node that needs it."""
     quota, area = FILES * COUNTED // 5, MIB // 2
     planned = make(area, quotas=[quota] * RANKS)
     held = sum(node.nodes()["own_files"] for node in planned.all)
@@ -170,6 +176,7 @@ def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
     for epoch in range(epochs):
         epoch_of_all(planned, epoch)
     expected = (held + epochs * (FILES - held)) * SIZE
-    # The areas hold what was used last in an epoch, and in the end what comes next.
+    # The staging areas hold the files used last in an epoch, and in the end the files of the next
+    # one.
     most = RANKS * area
     assert expected - (epochs - 1) * most <= planned.read_by_fills() <= expected + most + SOME

@@ -1,4 +1,5 @@
-"""Several nodes with a plan, which says who keeps what: the source is read once all the same."""
+"""Several nodes with a plan, which says which node keeps which file: the source is still read
+once."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ QUOTA = FILES * (SIZE + 8192) // 2 + MIB
 
 
 def order_of(rank: int, epoch: int) -> list[int]:
-    """As torch's sampler has it, with which tests/plan compares the plan's."""
+    """Returns a rank's order of files. tests/plan compares the plan's sampler with torch's."""
     order: list[int] = DistributedSampler(FILES, RANKS, SEED).epoch(epoch).tolist()
     return order[rank::RANKS]
 
@@ -27,8 +28,9 @@ def order_of(rank: int, epoch: int) -> list[int]:
 def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
-    """Each file has an owner, and a half of them another holder, which has no copy before the owner
-    has. What is read again in later epochs would come from the source where that is faster."""
+    """Each file has an owner, and half of them have another holder, which gets its copy after the
+    owner. Later reads of files without a local copy would come from the source if that is
+    faster."""
     loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}
@@ -41,22 +43,22 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     assert all(map(follows, planned.all))
     assert planned.read_by_fills() == FILES * SIZE
     assert sum(each["fallbacks"] for each in totals) == 0
-    # The plan keeps more at home than the half that anybody would who knew nothing.
+    # The plan keeps more files at home than a third, the share that a node owns.
     assert sum(each["bytes_from_peers"] for each in totals) > 0
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in planned.all)
 
 
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
-    """Two nodes that have yet to start. A file that is staged a second time comes from the node
-    that has it, even if the source would be faster."""
+    """Makes two nodes, not started. A file that is staged on both nodes comes to the second from
+    the first, even if the source would be faster."""
     loader = Loader(DistributedSampler(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)
 
 
 def assert_read_once(pair: PlannedNodes) -> None:
-    """Both follow the plan, and nothing that one has read has the other read too."""
+    """Asserts that both nodes follow the plan, and that only one of them has read each file."""
     for node in pair.all:
         pair.wait_follows(node)
     pair.nodes.wait_idle()
@@ -64,10 +66,10 @@ def assert_read_once(pair: PlannedNodes) -> None:
     assert pair.read_by_fills() == FILES * SIZE
 
 
-@pytest.mark.long  # the next test is its short form
+@pytest.mark.long  # without --long, the next test checks this
 @pytest.mark.usefixtures("alone")
 def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
-    """It fetches ahead, and the other node's daemon does not serve yet."""
+    """The first node fetches ahead, while the other node's daemon does not run yet."""
     first, late = pair.all
     with first.start(), late:
         first.wait_scanned()
@@ -78,7 +80,7 @@ def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> 
 
 
 def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(pair: PlannedNodes) -> None:
-    """The other node's daemon serves, and has not found the plan's files."""
+    """The other node's daemon serves, but has not found the plan's files yet."""
     first, late = pair.all
     late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // sized(2, 3)}\n")
     with first.start(), late.start():

@@ -1,5 +1,5 @@
-"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: the same
-losses to the last bit, and the source is read once."""
+"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: the losses are
+the same to the last bit as without Monarch, and the source is read once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIB = 1 << 10
 
 
 def make_dataset(root: Path) -> int:
-    """Classes of files whose bytes differ in the mean. Returns the bytes of all of it."""
+    """Makes classes of files whose mean bytes differ. Returns the size of the dataset [bytes]."""
     total = 0
     for number in range(CLASSES):
         folder = root / f"class{number}"
@@ -48,8 +48,8 @@ def run(
     *,
     preload: bool,
 ) -> list[list[str]]:
-    """A run of all ranks, each with the library on its own node, or all without it; the lines that
-    each has written."""
+    """Runs all ranks, each with the library on its own node, or all without it. Returns the lines
+    that each rank has written."""
     out.mkdir()
     ranks = [f"{rank}:{mount.mountpoint}" for rank, mount in enumerate(mounts)]
     calls = [(node, [word]) for node, word in zip(nodes.all, ranks, strict=True)]
@@ -76,7 +76,7 @@ def run(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """And the ranks that it has begun, which are in its session."""
+    """Kills the process, and the ranks that it has forked, which are in its session."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -116,5 +116,5 @@ def test_losses_are_the_same_to_the_bit(
 
 
 def test_batches_are_the_same(nodes_factory: Make, mounts: Mount, tmp_path: Path) -> None:
-    """As above, by ranks that start sooner: see read_ranks.py."""
+    """The same as above, with ranks that start sooner (see read_ranks.py)."""
     check(READ, 2, nodes_factory, mounts, tmp_path)

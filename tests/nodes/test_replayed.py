@@ -1,4 +1,4 @@
-"""A run of real daemons beside the simulation of it: the same bytes come from the same places."""
+"""A run of real daemons beside its simulation: the same bytes come from the same places."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.util.units import MIB
 
 NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
-# Small beside what passes through it, so that it keeps nothing for the next epoch.
+# Small in comparison with what passes through it, so that it keeps nothing for the next epoch.
 AREA = MIB
-# Of all bytes: copies in room that is left over, and what a reader did not wait for.
+# Tolerance, as a share of all bytes: second copies in remaining room, and reads that did not wait
+# for a copy.
 APART = 0.05
-# And of an epoch's: on a busy machine it happens in some, and not in others.
+# Tolerance, as a share of an epoch's bytes: on a busy machine, such reads are not evenly spread
+# over the epochs.
 EACH_APART = 0.1
 
 
@@ -42,16 +44,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(Path(testbed.__file__).with_name("reader.c"), place, "-pthread")
 
 
-# The short form without a plan: test_one_policy.py, and test_source_once.py.
+# Without --long, test_one_policy.py and test_source_once.py check the case without a plan.
 @pytest.mark.parametrize("planned", cases([0, EPOCHS], short=[EPOCHS]), ids=["hash", "plan"])
 def test_bytes_come_from_where_the_simulator_says(
     memory: Path, slowsource_binary: Path, reader: Path, planned: int
 ) -> None:
-    """Tiers that hold the dataset together, and no more."""
+    """The tiers together hold the dataset, and no more."""
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
-    # As the simulator's policies do, which do not know how fast a busy machine's peers are.
+    # Always ask holders: the simulator's policies do so, and do not know how fast peers are.
     settings = {"peers": {"fetch": "holders"}}
     layout = Layout([tier] * NODES, AREA, settings, planned=planned, keep_pages=True, threads=4)
     (memory / "run").mkdir()
@@ -63,7 +65,7 @@ def test_bytes_come_from_where_the_simulator_says(
     assert found.apart("source") == pytest.approx(0, abs=APART)
     assert found.apart("peers") == pytest.approx(0, abs=APART)
     if planned:
-        # By hash two thirds: the bound tells one from the other.
+        # Without a plan (owners by hash) the share would be two thirds.
         assert sum(epoch.peers for epoch in found.simulated) / found.bytes < 0.6
         return
     for real, simulated in zip(found.real, found.simulated, strict=True):

@@ -1,4 +1,4 @@
-"""All nodes together read the source once, in the first epoch already."""
+"""All nodes together read the source once, also in the first epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPEN_S, READ_S = 0.001, 0.001
     "shape",
     cases(
         [(2, MIB), (4, MIB), (2, 10 * MIB + 12345), (4, 10 * MIB + 12345)],
-        # For small files the next test is the short form.
+        # Without --long, the next test checks this for small files.
         short=[(2, 10 * MIB + 12345)],
     ),
     ids=["small-2", "small-4", "large-2", "large-4"],
@@ -40,7 +40,9 @@ def test_every_node_reads_everything(
     epoch_reader: Path,
     shape: tuple[int, int],
 ) -> None:
-    """shape : so many nodes, and the size of a file"""
+    """All nodes read all files; the source serves each byte once.
+
+    shape : the number of nodes, and the size of a file [bytes]"""
     count, size = shape
     sources = mounts(count)
     files = make_files(sources[0].backing, 50 * MIB // size + 2, size)
@@ -71,8 +73,8 @@ def test_every_node_reads_everything(
 def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Each node opens its own files there, once, and waits for those of the others: nothing is
-    filled ahead, so that each open of a program decides."""
+    """Each node opens only its own files at the source, once, and waits for those of the others.
+    Nothing is filled ahead, so that every file is decided on when a program opens it."""
     files, size, nodes = 300, 16 << 10, 3
     cluster = cluster_factory(nodes, files, size, prefetch="on_demand")
     for mount in cluster.mounts:
@@ -81,7 +83,7 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     cluster.epoch(0)
     for node in cluster.nodes:
         node.wait_idle()
-    # A wait that takes too long ends at the source, on a busy machine.
+    # On a busy machine, a wait that takes too long ends with an open at the source.
     assert cluster.opened() <= 1.05 * files
     first, *others = (mount.counts()["open"] for mount in cluster.mounts)
     assert first <= int(cluster.nodes[0].nodes()["own_files"]) + files // 20
@@ -94,7 +96,8 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
 def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Copies are numbered in the order of their fills."""
+    """Copies are numbered in the order of their fills: those of the node's own files must come
+    first."""
     files, nodes = 300, 3
     cluster = cluster_factory(nodes, files, 16 << 10, prefetch="auto")
     node, mount = cluster.nodes[0], cluster.mounts[0]

@@ -1,5 +1,5 @@
-"""Whoever comes to the port of a running daemon and is none of its session: nothing is told, and
-the nodes go on."""
+"""Clients that connect to a running daemon and do not belong to its session learn nothing, and the
+nodes go on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def lasting(
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """Of nodes without a copy; all tests share it, so each finds it as another one has left it."""
+    """Nodes without a copy. All tests share them, so copies that an earlier test has left are
+    dropped."""
     for node in lasting.nodes:
         node.wait_idle()
         node.forget()
@@ -57,7 +58,7 @@ def cluster(lasting: Cluster) -> Cluster:
 
 
 def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:
-    """Silent ones, nonsense, one byte at a time, and one that repeats what a member has sent."""
+    """Some connections are silent, some send only a byte, and some send random bytes."""
     victim = cluster.nodes[0]
     rng = random.Random(7)
     with ExitStack() as stack:
@@ -85,7 +86,7 @@ def test_a_wrong_secret_is_told_nothing(cluster: Cluster) -> None:
 
 @contextmanager
 def member(cluster: Cluster) -> Iterator[Line]:
-    """A connection of somebody who knows the secret, and means no good."""
+    """A connection of a client that knows the secret, and misuses it."""
     me = cluster.nodes[0].asked_by(1)
     with connected(me, 0, 2.0, Purpose.FILES) as connection:
         yield Line(*connection)
@@ -96,7 +97,8 @@ def request(line: Line, **fields: int) -> bytes:
 
 
 def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
-    """Ranges beyond every file and every number, sources and files that are none."""
+    """Requests for ranges beyond every file, and for sources and files that do not exist, are
+    refused."""
     most = (1 << 64) - 1
     with member(cluster) as connection:
         asked = [
@@ -126,7 +128,7 @@ def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
 
 
 def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
-    """Its connections end; those of the others go on."""
+    """Connections that do not take what they asked for end; other nodes' connections go on."""
     node = cluster.nodes[0]
     cluster.epoch(0)
     node.wait_idle()
@@ -138,7 +140,7 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
-    # A file is meant by its times as well: another time is another file.
+    # A request names a file also by its times: a file with another time is another file.
     peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     fetch_ranges(peer, gets)

@@ -1,4 +1,4 @@
-"""The sums of blocks that a fill has recorded are what other nodes are told of its copy."""
+"""A node tells other nodes the checksums of blocks that the fill of its copy has recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
 ) -> None:
     sources = mounts(2)
     files = make_files(sources[0].backing, 6, SIZE)
-    # Room for half of them each, and a little.
+    # Each node has room for half of the files, and a little more.
     nodes = nodes_factory(sources, [3 * SIZE + MIB] * 2).start()
     nodes[0].want_all()
     nodes.wait_idle()
@@ -52,7 +52,7 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
     ) as reader:
         reader.end()
     nodes.wait_idle()
-    # Blocks that had come before are not asked for again.
+    # Blocks that had already come are not read again.
     again = nodes[1].totals()["source_bytes_read_by_fills"] - 3 * SIZE
     assert 3 * MIB <= again <= 3 * SIZE
 
@@ -64,7 +64,8 @@ def test_what_has_rotted_goes_where_it_has_rotted(
     epoch_reader: Path,
     size: int,
 ) -> None:
-    """The owner does not look at what it sends in whole blocks; who gets them has it look."""
+    """A node sends whole blocks without checking them. When the receiver reports a wrong checksum,
+    the node checks its copy and drops it."""
     sources = mounts(2)
     files = make_files(sources[0].backing, 1, size)
     nodes = nodes_factory(sources, [size + MIB] * 2).start()
@@ -93,7 +94,7 @@ def mixed(value: int) -> int:
 
 
 def named_by(node: Node, name: str) -> FileId:
-    """As nodes call the file among each other."""
+    """Returns the name under which nodes ask each other for the file."""
     catalog = CatalogReader.open(node.paths, node.connection.ask("where")["generation"])
     entry = catalog.entries[catalog.find(0, name)]
     changed, modified = int(entry["ctime_ns"]), int(entry["mtime_ns"])
@@ -103,7 +104,8 @@ def named_by(node: Node, name: str) -> FileId:
 
 
 def frames_of(connection: socket.socket, answer: bytes) -> list[tuple[int, int]]:
-    """(kind, value) of an answer of which a part has come, to its end."""
+    """Returns (kind, value) of each frame of an answer. The answer's first part is given; the rest
+    is received."""
     frames: list[tuple[int, int]] = []
     layout, at, come = struct.Struct("<IIQQ16x"), 0, bytearray(answer)
     while not frames or frames[-1][0] != lib.MONARCH_PEER_END:
@@ -146,7 +148,8 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
 def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
-    """It had been looked through for a part of it a moment before it rotted."""
+    """The copy is damaged just after the node has checked the block for a request of a part of it.
+    The node checks it again because the receiver of the whole block reports wrong bytes."""
     sources = mounts(2)
     (name,) = make_files(sources[0].backing, 1, SIZE)
     nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()
@@ -170,7 +173,7 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
         copy.chmod(0o600)
         with copy.open("r+b") as content:
             os.pwrite(content.fileno(), b"rotten", 5 * MIB)
-        # Nobody has said anything yet.
+        # Nobody has reported the damage yet.
         assert fetch(4 * MIB + 5, 1) == PeerStatus.OK
         wait_until(lambda: time.monotonic() - looked_at > 1, what="a second")
         assert fetch(4 * MIB, 4 * MIB) == PeerStatus.WRONG_BYTES

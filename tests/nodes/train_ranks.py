@@ -1,10 +1,11 @@
-"""Ranks of a training with DistributedDataParallel, always the same way.
+"""Ranks of a deterministic training with DistributedDataParallel.
 
     python train_ranks.py OUT RANKS RANK:DATASET ...
 
 DATASET : a directory for every class, with files of numbers, as this rank sees it;  OUT : a
 directory in which the ranks meet. Each writes OUT/RANK: the loss of every batch and a digest of the
-weights, which depend on every byte. Several ranks of one call are processes of it.
+weights, which depend on every byte. If a call names several ranks, it forks a process for each
+further one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ INPUTS = 64
 
 
 class Folder(Dataset[tuple[torch.Tensor, int]]):
-    """The files of `root`/CLASS/*: (float32 (INPUTS,), class)."""
+    """The files `root`/CLASS/*, each as (float32 (INPUTS,), class)."""
 
     def __init__(self, root: Path) -> None:
         self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -83,7 +84,8 @@ def be_rank(out: Path, ranks: int, rank: int, root: Path) -> None:
 def main() -> None:
     out, ranks = Path(sys.argv[1]), int(sys.argv[2])
     mine = [(int(rank), Path(root)) for rank, root in (word.split(":") for word in sys.argv[3:])]
-    # What is loaded by now need not be loaded by each. The first optimizer imports half of torch.
+    # Load modules before the ranks are forked, so that each rank need not load them. The first
+    # optimizer imports half of torch.
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
     others = []
     for rank, root in mine[1:]:

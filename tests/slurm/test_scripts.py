@@ -1,5 +1,6 @@
-"""Prolog and epilog by themselves, with a command that notes how it is called: what they do while
-another one holds the user's lock, while a command hangs, and with a user's own Python."""
+"""Slurm's prolog and epilog by themselves, with a command `monarch` that records its calls: while
+another process holds the user's lock, while a command hangs, and with the user's own Python
+variables."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ JOB, UID = "17", "0"
 
 
 class Node:
-    """The scripts with limits that end soon, and the directory in which they note jobs."""
+    """The scripts with short time limits, and the directory in which they record jobs."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.jobs = place, place / "jobs" / UID
@@ -42,7 +43,8 @@ class Node:
             shutil.copymode(SCRIPTS / name, script)
 
     def command(self, then: str) -> None:
-        """A command `monarch` that notes its words and its Python's variables."""
+        """Writes a command `monarch` that records its words and Python's variables, and then runs
+        `then`."""
         noted = '"$@" ${PYTHONNOUSERSITE-} ${PYTHONHOME-} ${PYTHONPATH-}'
         file = self.place / "bin" / "monarch"
         file.parent.mkdir(exist_ok=True)
@@ -50,7 +52,7 @@ class Node:
         file.chmod(0o755)
 
     def run(self, name: str, **more: str) -> list[str]:
-        """Runs a script, and returns how it has called the command."""
+        """Runs a script. Returns the calls of the command `monarch`, a line for each."""
         self.said.unlink(missing_ok=True)
         env = {
             "SLURM_JOB_ID": JOB,
@@ -90,7 +92,7 @@ def test_a_job_is_noted_from_its_prolog_to_its_epilog(node: Node) -> None:
 
 
 def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
-    """The job is noted all the same, but starts no daemon, and no daemon is ended."""
+    """The job is recorded even so, but no daemon is started or stopped."""
     with node.locked():
         assert node.run("prolog") == []
         assert node.noted() == {JOB}
@@ -99,8 +101,8 @@ def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
 
 
 def test_a_command_that_hangs_holds_neither_the_node_nor_the_lock(node: Node) -> None:
-    """What no signal ends, as in a call to a file system that hangs, is a process in a group of its
-    own here."""
+    """A process in a group of its own stands for one that no signal ends, as in a call to a file
+    system that hangs."""
     node.command(f"setsid sleep 600 &\necho $! >{node.place}/pid\nwait")
     assert node.run("epilog") == ["sweep --stop 1"]
     hung = int((node.place / "pid").read_text())

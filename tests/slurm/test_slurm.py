@@ -1,4 +1,5 @@
-"""Some slurmd, and a user without root: Monarch's batch scripts (docs/slurm.md)."""
+"""Monarch's batch scripts (docs/slurm.md), under a Slurm of several nodes, as a user without
+root."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def daemons(config: Path) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All tests have the same one, so that its files are old enough for most of them."""
+    """The same tree for all tests, so that its files are old enough for most of them."""
     return make_tree(tmp_path_factory.mktemp("tree") / "source")
 
 
@@ -84,7 +85,7 @@ def commands(tmp_path: Path) -> Path:
 class Jobs:
     """Batch jobs of a user on the nodes.
 
-    Each has a directory: what it says goes there to the file `said`, and in it runs a script.
+    Their scripts run in one directory, and their output goes to the file `said` there.
     """
 
     def __init__(self, slurm: Slurm, directory: Path, config: Path, commands: Path) -> None:
@@ -92,7 +93,7 @@ class Jobs:
         self._path = f"{commands}:{os.environ['PATH']}"
 
     def submit(self, *words: str | Path, nodes: int = COUNT, **environment: str) -> str:
-        """Hands in a batch script with its arguments. Returns the job's number."""
+        """Submits a batch script with its arguments. Returns the job's number."""
         env = {**self.slurm.env(os.environ), "MONARCH_CONFIG": str(self.config), "PATH": self._path}
         env.pop("LD_PRELOAD", None)
         said = f"--output={self.directory / 'said'}"
@@ -108,12 +109,12 @@ class Jobs:
         return file
 
     def finish(self, job: str) -> str:
-        """Waits for a job's end; what it said."""
+        """Waits for the end of a job. Returns its output."""
         self.slurm.wait_gone(job)
         return (self.directory / "said").read_text()
 
     def copies(self, tier: str = "/dev/shm") -> str:
-        """Names of what is in the tiers of all nodes."""
+        """Returns the names of the copies in the tiers of all nodes."""
         look = f"ls {tier}/monarch-*/c"
         return "".join(self.slurm.on(node, "sh", "-c", look).stdout for node in range(len(NAMES)))
 
@@ -123,7 +124,7 @@ def jobs(slurm: Slurm, tmp_path: Path, config: Path, commands: Path) -> Jobs:
     return Jobs(slurm, tmp_path, config, commands)
 
 
-@pytest.mark.long  # test_a_daemon_that_dies_takes_no_other_along_and_can_come_back asks the same
+@pytest.mark.long  # test_a_daemon_that_dies_takes_no_other_along_and_can_come_back checks the same
 def test_daemons_that_know_of_each_other(jobs: Jobs) -> None:
     seen = jobs.directory / "seen"
     look = jobs.script("look", f"monarch status --all --json >{seen}; exit 7")
@@ -148,8 +149,8 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
     assert jobs.slurm.exit_code(job) == "2:0"
 
 
-# test_the_first_task_of_a_step_starts_the_daemon has readers of srun, and tests/cluster those of
-# mpiexec.
+# Without --long, test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and
+# tests/cluster has readers under mpiexec.
 @pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -173,7 +174,7 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The step ends although the daemon goes on, and the next step finds the daemon. (Tasks that
-    have ended before the starter knows what the sources are may start none.)"""
+    end before the process that starts the daemon knows the sources may start none.)"""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -193,9 +194,11 @@ monarch status --json >{seen}""",
 
 
 def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Path) -> None:
-    """The second adds its dataset. When the first ends, a daemon of the second comes after its."""
+    """The second job adds its dataset to the running daemon. When the first job and its daemon end,
+    the second job gets a daemon of its own."""
     text = (SCRIPTS / "job").read_text()
-    assert "sleep 5;" in text  # it waits for the end of another job's daemon
+    # the pause in which the second job's script waits for the end of another job's daemon
+    assert "sleep 5;" in text
     often = jobs.directory / "job"
     often.write_text(text.replace("sleep 5;", "sleep 1;"))
     other = tmp_path / "other"
@@ -231,8 +234,8 @@ mv {after}.new {after}""",
 
 @pytest.mark.long  # test_slurm_site.py kills a job with its daemon
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
-    """Daemons by themselves have shared memory and copies of their own on each node. After scancel
-    they have KillWait to remove them."""
+    """Each daemon has its own shared memory and copies on its node. After scancel, the daemons have
+    the time KillWait to remove these."""
     up = jobs.directory / "up"
     script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)
@@ -251,8 +254,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     look = "monarch status --all --json"
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
-    # The same step again, of which the tasks where a daemon serves end at once. The daemon answers
-    # before its step has said so, and the job's end would end the step.
+    # The train script runs the same step again; tasks on nodes whose daemon still serves end at
+    # once. `enough` keeps the job alive until the step has printed its result: the daemon answers
+    # before.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}
@@ -270,7 +274,7 @@ exit 7""",
     assert [node["answers"] for node in nodes] == [True] * COUNT
     victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
-    # Its `serve` has ended, and Slurm knows.
+    # Wait until the victim's `serve` has ended, and Slurm knows it.
     said_of = (jobs.directory / "said").read_text
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
@@ -305,7 +309,7 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     changed = max(path.stat().st_ctime for path in tree.rglob("*"))
     wait_until(lambda: time.time() > changed + TIME_STEP_S, what="files that are old enough")
     later, report = jobs.directory / "later", jobs.directory / "report"
-    # `warm` waits until the daemon knows the copies that are there.
+    # `warm` waits until the daemon has found the copies of the earlier job.
     read = f"monarch warm && find {tree} -type f -exec cat {{}} + >/dev/null"
     train = jobs.script(
         "train", f"#SBATCH --output={later}\nmonarch run -q --json {report} -- sh -c '{read}'"

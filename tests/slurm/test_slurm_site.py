@@ -1,4 +1,4 @@
-"""A site's Slurm: prolog, epilog and task prolog, with jobs of a user that are killed."""
+"""A site's prolog, epilog and task prolog under Slurm, with jobs of a user that are killed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from monarch_py.native import LIBRARY
 pytestmark = pytest.mark.slurm
 
 COUNT = 8
-# What a daemon of the user makes in shared memory and in a tier.
+# The name of the directories that the user's daemons make in shared memory and in a tier.
 USER = f"monarch-{ALICE}"
 
 
 class Site:
-    """A prefix with Monarch and the scripts, a Slurm that calls them, and a user."""
+    """An installation of Monarch with its scripts, a Slurm that calls them, and a user."""
 
     def __init__(self, place: Path, stack: ExitStack) -> None:
         self.place = place
@@ -47,7 +47,7 @@ class Site:
         self.slurm = stack.enter_context(Slurm(self.machines, place / "slurm", settings))
 
     def configuration(self, name: str, *quotas: str) -> Path:
-        """One with a tier for each quota; the second is persistent."""
+        """Writes a configuration with a tier for each quota; the second tier is persistent."""
         levels = []
         for number, quota in enumerate(quotas):
             tier = self.home / f"{name}{number}"
@@ -61,7 +61,8 @@ class Site:
         return file
 
     def _wrap(self, name: str) -> None:
-        """As an administrator does, who names the configuration. The machines share /run."""
+        """Writes a script that names the configuration and calls Monarch's, as an administrator
+        does. The machines share /run, so MONARCH_JOBS has a directory for each node."""
         script = self.place / name
         script.write_text(
             f"#!/bin/sh\nMONARCH_CONFIG=${{MONARCH_CONFIG:-{self.config}}}"
@@ -72,14 +73,15 @@ class Site:
         script.chmod(0o755)
 
     def run(self, *words: str | Path) -> Any:
-        """As the user, on the node."""
+        """Runs a command as the user, on the node."""
         path = f"{self.prefix}/bin:{os.environ['PATH']}"
         env = {**self.slurm.env(os.environ), "PATH": path, "HOME": str(self.home), "TMPDIR": "/tmp"}
         env.pop("LD_PRELOAD", None)
         return self.machines.run(0, *as_user(ALICE, *words), env=env)
 
     def submit(self, name: str, script: str, *options: str) -> str:
-        """Returns the number of a job that has said `up` in its output."""
+        """Submits a job that prints `up` after the script, and waits for this. Returns its
+        number."""
         said = self.home / f"{name}.said"
         file = self.place / f"{name}.sh"
         file.write_text(f"#!/bin/sh\n{script}\necho up\nexec sleep 60\n")
@@ -89,12 +91,12 @@ class Site:
         return str(done.stdout).strip()
 
     def kill(self, job: str) -> None:
-        """SIGKILL to all processes of the job; returns after the epilog."""
+        """Sends SIGKILL to all processes of the job. Returns after the epilog."""
         self.run("scancel", "--full", "--signal=KILL", job)
         self.slurm.wait_gone(job)
 
     def status(self) -> dict[str, Any]:
-        """Of the site's daemon."""
+        """Returns the status of the site's daemon."""
         done = self.run("monarch", "status", "--json", "-c", self.config)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
@@ -120,7 +122,8 @@ def site(place: Path) -> Iterator[Site]:
 
 
 def test_jobs_of_a_user_that_are_killed(site: Site) -> None:
-    """One of two on the node: what it left goes, and the other keeps what is its own."""
+    """Two jobs run on the node. What the killed one has left is removed, and the other keeps its
+    daemon and copies."""
     other = site.submit("other", f"srun env >$HOME/env; srun cat {site.files.root}/* >/dev/null")
     environment = (site.home / "env").read_text().splitlines()
     assert f"MONARCH_CONFIG={site.config}" in environment

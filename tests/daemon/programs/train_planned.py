@@ -1,5 +1,5 @@
-"""Reads a dataset of files as a training with DataLoaders does; all ranks are in this process, and
-take a batch each in a step.
+"""Reads a dataset of files as a training with DataLoaders does. All ranks are in this process; in
+each step, each rank takes a batch.
 
     python train_planned.py ROOT SETTINGS
 
@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# Steps between two reads of something else.
+# A file outside the order is read once in so many steps, if `strays` is set.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
@@ -57,7 +57,8 @@ class Whole:
 
 
 def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """Of an epoch's number: its steps, by a DataLoader for each rank."""
+    """Returns a function of the epoch's number that yields the steps: in each, one batch of each
+    rank, loaded by torch's DataLoaders."""
     import torch
     from torch.utils.data import DataLoader, DistributedSampler
 
@@ -95,8 +96,8 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
 
 
 def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """As `torchs`, without the seconds that torch takes to load: the sampler is the plan's, which
-    tests/plan compares with torch's, and workers take batches by turns."""
+    """Does the same as `torchs` without torch, which takes seconds to load. The sampler is the
+    plan's, which tests/plan compares with torch's; batches are dealt to the workers in turn."""
     from monarch_py.plan.samplers import DistributedSampler
 
     ranks = given["ranks"]
@@ -115,8 +116,8 @@ def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tup
 
 
 def loaded(dataset: Whole, batches: list[list[int]], given: dict[str, Any]) -> Iterator[Batch]:
-    """The batches in their order, or as they come. Each worker has `prefetch_factor` of them to
-    load."""
+    """Yields the batches in their order, or (in_order false) as they are finished. Each worker
+    process has `prefetch_factor` batches to load."""
     context, workers = get_context("fork"), given["workers"]
     tasks = [context.SimpleQueue() for _ in range(workers)]
     results: Any = context.SimpleQueue()
