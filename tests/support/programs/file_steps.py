@@ -1,8 +1,9 @@
 """Performs the file operations on its standard input, one per line, and prints their results.
 
-A line has the operation's name, then its arguments. Paths are relative to the directory that is the
-program's only argument. The first word selects whether they are passed to the system as absolute
-paths, relative to the working directory, or relative to a directory's descriptor.
+Each line is a JSON list. Its first word selects whether paths are passed to the system as absolute
+paths, relative to the working directory, or relative to a directory's descriptor. Then come the
+operation's name and its arguments. Paths in a line are relative to the directory that is the
+program's only argument.
 """
 
 from __future__ import annotations

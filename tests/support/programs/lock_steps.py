@@ -1,7 +1,7 @@
-"""Acquires and releases locks on one file as its standard input says, one operation per line.
+"""Performs the lock operations on its standard input, one per line, on one file.
 
-Descriptors are numbered by slots. The program's arguments are the file and the flags for opening
-it.
+The operations name descriptors by slot numbers. The program's arguments are the file and the flags
+for opening it.
 """
 
 from __future__ import annotations
