@@ -102,7 +102,8 @@ def main() -> None:
     # So it is the last one.
     train("local", directory, RANKS, use_distributed_sampler=False)
     train("solar", directory, RANKS, use_distributed_sampler=False)
-    # Lightning replaces the sampler of a DataLoader only, so a StagedLoader needs no setting.
+    # Lightning replaces samplers only in a DataLoader. So a StagedLoader does not need the setting
+    # use_distributed_sampler=False.
     train("staged", directory, RANKS)
     try:
         train("twice", directory, RANKS)

@@ -25,7 +25,7 @@ static unsigned next(unsigned *seed) {
     return *seed >> 8;
 }
 
-/* Makes READS random reads at the same time and checks their bytes.
+/* Makes READS random reads in one call and checks their bytes.
  * bad: the index of the read that goes beyond the end of the file; READS if none does */
 static void turn(unsigned *seed, int in_flight, uint64_t bad) {
     int32_t descriptors[READS];

@@ -202,7 +202,7 @@ def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
-    """A training that computes longer than the read of a group takes waits only for the first
+    """If a training computes longer than the read of a group takes, it waits only for the first
     group."""
     source = slow_factory()
     (source.backing / "a.bin").write_bytes(bytes(4 * 512 << 10))

@@ -157,8 +157,8 @@ def dup_shared_offset(root: Path, out: Transcript) -> None:
 
 @reader
 def proc_fd_paths(root: Path, out: Transcript) -> None:
-    """Opens a file a second time through /proc/self/fd and /dev/fd, which gives the same bytes and
-    an own offset."""
+    """Opens a file a second time through /proc/self/fd and /dev/fd. The new descriptor must read
+    the same bytes and have its own offset."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             file.seek(10)

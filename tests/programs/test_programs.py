@@ -272,7 +272,7 @@ def assert_same(expected: Run, seen: Run, is_later: bool = False) -> None:
     and error in both.
 
     is_later : whether the process of `seen` had run the readers before. Its standard error may then
-        be empty, because Python repeats no warning
+        be empty, because Python does not repeat a warning
     """
     for (said, complained), (says, complains) in zip(expected.parts, seen.parts, strict=False):
         differs = difference(without_numbers(complained), without_numbers(complains))

@@ -45,7 +45,7 @@ def train(tf: Any, root: Path, out: Transcript) -> None:
     """Trains on `root`/images, and records the losses and the digests of the weights."""
     tf.random.set_seed(SEED)
     tf.config.experimental.enable_op_determinism()
-    # With several threads, sums of floating-point numbers depend on how the threads share them.
+    # With several threads, the rounding of a sum would depend on how the threads split the sum.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     batches, classes = make_batches(tf, root / "images")
     features = SIDE * SIDE * 3

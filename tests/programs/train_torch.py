@@ -67,7 +67,7 @@ def weights_digest(model: nn.Module) -> str:
 
 def train(root: Path, out: Transcript) -> None:
     """Trains on `root`/images, and records the losses and the digests of the weights."""
-    # With several threads, sums of floating-point numbers depend on how the threads share them.
+    # With several threads, the rounding of a sum would depend on how the threads split the sum.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     # torch.use_deterministic_algorithms does this as well, but also imports torch's compiler. So

@@ -53,7 +53,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
         return not self._alone and super().tests_finished
 
     def _is_shared_out(self) -> bool:
-        """Whether no test is left that an idle worker could get or steal."""
+        """Returns whether no test is left that an idle worker could get or steal."""
         is_stealing = self.steal_requested_from_node is not None
         queues = self.node2pending.values()
         return not (

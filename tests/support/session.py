@@ -179,8 +179,8 @@ class Session:
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Starts a process of `monarch serve` that only the caller ends. Its output goes to the
-        log."""
+        """Starts `monarch serve` in a new process, which the caller must end. Its output goes to
+        the log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*prefix, *self.command("serve")],

@@ -1,4 +1,4 @@
-"""Runs programs as other users than the one who runs the tests; only root can."""
+"""Runs programs as other users than the one who runs the tests, which only root can do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def as_user(uid: int, *argv: str | Path, groups: Sequence[int] = ()) -> list[str
         pytest.skip("setpriv is missing: install util-linux")
     others = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     rights = [f"--reuid={uid}", f"--regid={uid}", others, "--bounding-set=-all"]
-    # Through the shell, because setpriv itself still has root's permission to execute a file.
+    # A shell starts the program, because setpriv itself still has root's permission to execute any
+    # file.
     return ["setpriv", *rights, "sh", "-c", 'exec "$0" "$@"', *map(str, argv)]
 
 

@@ -36,7 +36,7 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
 
 
 def touch(at: Any, path: Any) -> Any:
-    """Creates the file without write permission."""
+    """Creates the file with an open that is only for reading."""
     os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
 
 
@@ -71,7 +71,7 @@ def bind(at: Any, path: Any) -> Any:
 
 
 def temporary(at: Any, path: Any, kind: Any) -> Any:
-    """Creates a file with a random name, and renames it to a known one."""
+    """Creates a file, or a directory if `kind` is mkdtemp, with a random name below `path`."""
     made = ctypes.create_string_buffer(os.fsencode(path) + b"/XXXXXX")
     if kind == "mkdtemp":
         failed = not libc.mkdtemp(made)

@@ -44,7 +44,8 @@ def dup2(slot: Any, to: Any) -> Any:
 
 
 def command(slot: Any, name: Any, kind: Any, start: Any, length: Any) -> Any:
-    """F_SETLK and related commands. F_GETLK returns the conflicting lock."""
+    """Calls fcntl with F_SETLK or a related command, and returns the lock as the call leaves it:
+    with F_GETLK, the conflicting lock."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
