@@ -1,7 +1,8 @@
-"""Trains under DDP on four gloo ranks with unequal batches, beside plain training on whole batches.
+"""Compares a training under DDP on four gloo ranks to one on whole global batches.
 
-It prints, for each way to deal samples, the largest difference of the gradients: of their norms,
-and of an element to the largest element, both relative.
+For each way to deal samples, it prints the largest difference between the gradients of the two: its
+norm relative to the norm of the gradients, and its largest element relative to their largest
+element. It also prints the results of further checks of samplers on several ranks.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
 RANKS, LENGTH, FILES = 4, 4000, 50
-# The samples of a rank in a step.
+# The number of samples of a rank in a step, by the way to deal samples.
 BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
 
 def sampler_of(way: str, files: Any) -> ScheduledSampler:
-    # Where batches are to be empty, every sample has a holder: what is loaded is dealt evenly.
+    # With "empty", every sample has a holder: samples without one are dealt evenly to all ranks, so
+    # no batch would be empty.
     where: dict[str, Any] = {"ranks_per_node": 1, "quota": LENGTH if way == "empty" else 700}
     if way in ("equal", "uneven"):
         made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)
         if way == "uneven":
-            # Three ranks have begun, and four go on.
+            # Three ranks have begun the epoch, and four ranks continue it.
             began = LocalFirstSampler(files, 5, rank=0, world_size=3, **where)
             made.load_state_dict(began.state_dict(3))
         return made
@@ -79,7 +81,7 @@ def train(way: str, steps: int) -> tuple[float, float, list[int]]:
 
 
 class Counted:
-    """A dataset of bytes, which counts what it reads."""
+    """A dataset whose samples are bytes, and which counts its reads."""
 
     sizes = np.full(200, 8, dtype=np.int64)
     read = 0
@@ -93,8 +95,9 @@ class Counted:
 
 
 def share() -> int:
-    """Two ranks on each of two nodes keep samples in one memory. Returns how many samples this rank
-    reads in the second epoch."""
+    """Runs two epochs with two ranks on each of two nodes. The ranks of a node keep samples in the
+    same shared memory. Returns how many samples this rank reads from the dataset in the second
+    epoch."""
     sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota="640")
     counted = Counted()
     kept = sampler.keep(counted)
@@ -109,7 +112,8 @@ def share() -> int:
 
 
 def refused(sampler: ScheduledSampler, message: str) -> int:
-    """1 if the sampler gives no batch, for this reason; else 0."""
+    """Returns 1 if the sampler raises a ConfigError with this message instead of yielding a batch,
+    otherwise 0."""
     try:
         next(iter(sampler))
     except ConfigError as error:
@@ -118,7 +122,8 @@ def refused(sampler: ScheduledSampler, message: str) -> int:
 
 
 def disagree(rank: int) -> int:
-    """Ranks that are told of different quotas. Returns whether this one is refused."""
+    """Gives the ranks different quotas. Returns 1 if this rank's sampler is refused, otherwise
+    0."""
     sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota=640 + 80 * (rank % 2))
     found = refused(sampler, "this rank and another rank deal samples by different inputs")
     torch.distributed.barrier()
@@ -126,7 +131,8 @@ def disagree(rank: int) -> int:
 
 
 def ask(folder: Path) -> tuple[int, int]:
-    """Returns how many files this rank asks about, and whether a missing file is named to it."""
+    """Returns how often this rank calls stat on files, and 1 if its error names a missing file,
+    otherwise 0."""
     paths = [folder / f"{number}" for number in range(FILES)]
     asked, stat = [], os.stat
 
@@ -169,7 +175,8 @@ def main() -> None:
     files.mkdir(exist_ok=True)
     for number in range(FILES):
         (files / f"{number}").write_bytes(bytes(number))
-    # Forked, so that torch is imported once. The first optimizer imports half of it.
+    # The ranks are forked, so that torch is imported once. The first optimizer that is made imports
+    # half of torch.
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
     context = multiprocessing.get_context("fork")
     results = context.Queue()

@@ -1,9 +1,9 @@
-"""Trains with Lightning as users write it, alone and on two gloo ranks, and tells who got what.
+"""Trains with Lightning as users do, on one rank and on two gloo ranks, and records the batches.
 
     python lightning_ranks.py DIRECTORY
 
 For each case and rank it writes DIRECTORY/<case>-<rank>.json: the samples of each batch, by epoch.
-It prints what the case `twice` was refused with.
+It prints the error with which the case `twice` is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 def sampler_of(case: str, **ranks: Any) -> ScheduledSampler:
-    """ranks : by default those of torch.distributed, as in a program"""
+    """Returns the sampler of a case.
+
+    ranks : `rank` and `world_size`; by default those of torch.distributed, as in a user's program
+    """
     if case == "solar":
         return SolarSampler(Numbers(), BATCH, ranks_per_node=1, quota=LENGTH // 3, **ranks)
     return LocalFirstSampler(Numbers(), BATCH, ranks_per_node=1, quota=LENGTH // 3, **ranks)
@@ -92,13 +95,15 @@ def main() -> None:
     torch.set_num_threads(1)
     import lightning  # noqa: F401
 
-    # At its end, a rank need not look through what all of them have.
+    # The garbage collector of a forked rank then skips the objects that exist now.
     gc.collect()
     gc.freeze()
-    # The case of one rank is the last: no process that has computed gradients may fork ranks.
+    # The case with one rank computes gradients in this process, which may fork no ranks afterwards.
+    # So it is the last one.
     train("local", directory, RANKS, use_distributed_sampler=False)
     train("solar", directory, RANKS, use_distributed_sampler=False)
-    # Lightning knows how to deal a DataLoader's batches again, and no others.
+    # Lightning replaces samplers only in a DataLoader. So a StagedLoader does not need the setting
+    # use_distributed_sampler=False.
     train("staged", directory, RANKS)
     try:
         train("twice", directory, RANKS)

@@ -1,4 +1,4 @@
-"""Datasets of tests of StagedLoader, in a module that spawned workers can import."""
+"""Datasets for the tests of StagedLoader, in a module that spawned workers can import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Records:
-    """Records of one file, read in place; each byte encodes its position."""
+    """Records of random bytes in one file, with a `read_into`."""
 
     def __init__(self, path: Path, sizes: Sequence[int]) -> None:
         self.path, self.sizes = path, np.asarray(sizes, dtype=np.int64)
@@ -49,14 +49,15 @@ class Rows(Records):
 
 
 class Turned(Rows):
-    """Rows that are changed on their way, without a `read_into` of their own."""
+    """Rows that `__getitem__` reverses, while the inherited `read_into` does not."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[::-1]
 
 
 class Now(Rows):
-    """Rows that a random augmentation leaves as they are at first."""
+    """Rows of which the first one that is read is unchanged, and all later ones are doubled, as a
+    random augmentation might do."""
 
     drawn = 0
 
@@ -66,7 +67,8 @@ class Now(Rows):
 
 
 class Forwarding:
-    """Changes samples, and has all else of the dataset inside."""
+    """Wraps a dataset with its own `__getitem__`, which could change samples. All other attributes
+    are those of the wrapped dataset."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -84,7 +86,7 @@ class Forwarding:
 
 
 class Labelled:
-    """Samples of a tuple, put together one by one."""
+    """Samples that are dicts with an array and a tuple, from which batches must be collated."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -105,7 +107,7 @@ class Failing(Labelled):
 
 
 class Signalled(Labelled):
-    """Sends the process that reads sample 13 a signal."""
+    """Sends a signal to the process that reads sample 13."""
 
     def __init__(self, length: int, number: int) -> None:
         super().__init__(length)
@@ -118,7 +120,7 @@ class Signalled(Labelled):
 
 
 class Forking(Labelled):
-    """Leaves a child that holds the worker's pipe open, and kills the worker."""
+    """Forks a child that keeps the worker's pipe open, and then kills the worker."""
 
     def __init__(self, length: int, note: Path) -> None:
         super().__init__(length)
@@ -146,7 +148,7 @@ class Swapped(Labelled):
 
 
 class Drawing(Labelled):
-    """Each sample has what this process's generators draw."""
+    """Each sample has a number that this process's global generator draws, and the process id."""
 
     def __getitem__(self, index: int) -> Any:
         return np.array([np.random.randint(1 << 30), os.getpid()])
@@ -156,7 +158,7 @@ KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 
 
 class Waiting(Labelled):
-    """Each sample waits, as for a source."""
+    """Reading a sample sleeps, as if it waited for a source."""
 
     def __init__(self, length: int, seconds: float) -> None:
         super().__init__(length)
@@ -176,5 +178,6 @@ def add(samples: list[int]) -> int:
 
 
 def read_samples(dataset: Any, samples: list[int], to: Any) -> None:
-    """The body of a process, which tells what Labelled's samples say that they are."""
+    """The main function of a child process: sends the numbers that are stored in these samples of a
+    Labelled dataset."""
     to.send([int(dataset[sample]["more"][0]) for sample in samples])

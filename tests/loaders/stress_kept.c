@@ -1,5 +1,6 @@
-/* Threads put and take samples of one memory at the same time, for the sanitizers. Ends with 0 if
- * each sample that is there is whole, none takes room twice, and the room is kept to. */
+/* Threads store and read samples in the same memory at the same time, under sanitizers. Exits with
+ * 0 if each stored sample is complete, no sample is stored twice, and the samples do not exceed the
+ * memory. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 enum { THREADS = 4, SAMPLES = 600, LARGEST = 500 };
 
-/* How often each thread visits all samples, on average. */
+/* How often each thread visits a sample, on average. */
 static int turns;
 
 static struct monarch_kept *kept;

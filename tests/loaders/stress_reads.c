@@ -1,6 +1,6 @@
-/* Many threads read at once through csrc/loaders/reads.c, and children that are forked meanwhile,
- * for the sanitizers. Ends with 0 if all bytes are right and failures are told. argv: a file whose
- * byte i is i * 7 mod 251, its size, and how many children there are. */
+/* Threads read through csrc/loaders/reads.c at the same time. Meanwhile the process forks children,
+ * which read too. Exits with 0 if all bytes are right and each failed read is reported. Arguments:
+ * a file whose byte i is i * 7 mod 251, its size [bytes], and the number of children. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,8 @@ static unsigned next(unsigned *seed) {
     return *seed >> 8;
 }
 
-/* bad: the read that goes beyond the end; READS: none */
+/* Makes READS random reads in one call and checks their bytes.
+ * bad: the index of the read that goes beyond the end of the file; READS if none does */
 static void turn(unsigned *seed, int in_flight, uint64_t bad) {
     int32_t descriptors[READS];
     int64_t offsets[READS], lengths[READS];

@@ -1,4 +1,4 @@
-"""The number of workers that is advised is the fewest that do."""
+"""The advised number of workers is the smallest one with which batches are ready in time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ COUNTS = (1, 2, 3, 4, 6, 8)
 def of_machine(
     waiting_s: float, computing_s: float, cores: int, size: int = 17, counts: Any = COUNTS
 ) -> Measured:
-    """What is measured where a sample waits for a source without limit, and computes on cores."""
+    """Returns the measured times on a machine whose source is never saturated, and whose cores the
+    workers share.
+
+    waiting_s, computing_s : the times of one sample on an idle machine [s]
+    """
     return {
         Key(size, count): Sum(10, 10 * waiting_s, 10 * computing_s * max(1.0, count / cores))
         for count in counts
@@ -40,10 +44,10 @@ def of_machine(
         (0.004, 0.0, 0.032, 8),  # 64 samples of 4 ms on 8 workers take 32 ms
         (0.004, 0.0, 0.070, 4),
         (0.004, 0.0, 1.0, 1),
-        (0.0, 0.002, 0.001, 4),  # the cores are used up by 4
+        (0.0, 0.002, 0.001, 4),  # 4 workers use all cores
         (0.0, 0.002, 0.064, 2),
         (0.001, 0.001, 0.033, 4),
-        (0.001, 0.001, 0.0, 7),  # 8 workers save 4.7 %
+        (0.001, 0.001, 0.0, 7),  # 8 workers would save only 4.7 %
     ],
 )
 def test_the_fewest_workers_that_do(
@@ -70,7 +74,10 @@ def test_classes_of_sizes_are_powers_of_two() -> None:
 def epoch(
     advisor: Advisor, counts: Counts, machine: tuple[float, float, int], step_s: float
 ) -> int:
-    """An epoch of 10 batches on a machine: (waiting, computing, cores). Returns the workers."""
+    """Simulates an epoch of 10 batches. Returns the number of workers that the advisor chose.
+
+    machine : the waiting and the computing time of a sample [s], and the number of cores
+    """
     workers = advisor.begin(counts)
     waiting_s, computing_s, cores = machine
     computing_s *= max(1.0, workers / cores)
@@ -97,7 +104,8 @@ def test_auto_finds_the_number_within_some_epochs(
 
 
 def test_auto_forgets_what_is_no_longer_so() -> None:
-    """The first epochs read a slow source, the others copies."""
+    """The advisor goes back to one worker when samples come from copies instead of a slow
+    source."""
     advisor, counts = Advisor(16), Counts()
     for _ in range(5):
         slow = epoch(advisor, counts, (0.004, 0.0, 4), 0.03)
@@ -122,7 +130,7 @@ def test_auto_changes_the_workers_of_a_loader() -> None:
 
 def test_advice_for_a_dataset_that_waits() -> None:
     found = advise(waiting(), batch=8, step_s=0.018, most=4, seconds=0.2)
-    # 8 samples of 4 ms, and a little more, take 32 ms.
+    # One worker takes a little more than 32 ms for 8 samples of 4 ms.
     assert found.workers in (2, 3) and found.is_enough
     (first, *_), sums = zip(*sorted(found.measured.items()), strict=True)
     assert first == Key(0, 1)

@@ -12,10 +12,10 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
-# Of a rank's batches: the smallest and the largest that each way has.
+# The sizes of the smallest and the largest batch of a rank, by the way to deal samples.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# The short form: its steps, among which are empty batches, and what it leaves out. `uneven` goes
-# through the same steps.
+# The short form of the test: its number of steps, which include empty batches, and the way that it
+# leaves out. `uneven` runs the same code.
 SHORT, LEFT_OUT = 8, "equal"
 
 
@@ -32,12 +32,13 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    # Two nodes hold 80 of 200 samples each, and few of these are taken by the other one.
+    # Each of two nodes holds 80 of the 200 samples. The ranks read the other 40, and the few held
+    # samples that are dealt to another node than their holder.
     assert 40 <= told.pop("share") <= 80
-    # Whichever quota comes first counts, and the two ranks with the other one are refused.
+    # One rank's quota counts for all, and the two ranks with the other quota are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
-    # One rank asks about the files for all, and an error is that of all.
+    # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise its error.
     assert (told.pop("asked"), told.pop("missing")) == (50, 4)
     assert list(told) == ways
     for way, found in told.items():

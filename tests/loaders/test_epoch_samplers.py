@@ -1,4 +1,5 @@
-"""Samplers: DistributedSampler's global batches, dealt to holders, resumed by any ranks."""
+"""The samplers deal DistributedSampler's global batches to the nodes that hold the samples, and any
+number of ranks can resume an epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def dataset(length: int) -> Any:
 def samplers(
     kind: type[Any], length: int, batch: int, nodes: int, per_node: int, **more: Any
 ) -> list[ScheduledSampler]:
-    """The samplers of all ranks. Without a quota, all nodes together keep 0.6 of the samples."""
+    """Returns the samplers of all ranks. Unless `more` has a quota, all nodes together keep 0.6 of
+    the samples."""
     more = {"quota": int(length * 0.6 / nodes) * SAMPLE_BYTES, **more}
     world = {"world_size": nodes * per_node, "ranks_per_node": per_node}
     return [
@@ -44,7 +46,7 @@ def samplers(
 
 
 def steps_of(made: list[ScheduledSampler], epoch: int) -> list[list[list[int]]]:
-    """The batches of all ranks, step by step."""
+    """Returns, for each step of the epoch, the batches of all ranks."""
     for each in made:
         each.set_epoch(epoch)
     return [list(step) for step in zip(*made, strict=True)]
@@ -57,7 +59,7 @@ def whole(step: list[list[int]]) -> list[int]:
 def expected(
     length: int, batch: int, ranks: int, epoch: int, *, drop_last: bool
 ) -> list[list[int]]:
-    """The global batches of torch's DistributedSampler."""
+    """Returns the global batches of torch's DistributedSampler."""
     order = DistributedSampler(length, ranks, 17, drop_last=drop_last)
     batches = Loader(order, ranks, batch, drop_last=drop_last).batches(epoch)
     return [
@@ -119,7 +121,11 @@ def test_of_one_holder_each_no_step_moves_more_than_it_must(
 
 
 def most_local(holders: npt.NDArray[np.int32], samples: list[int], room: list[int]) -> int:
-    """The most samples that some assignment leaves with holders, by trying the places of each."""
+    """Returns the size of a maximum matching: how many samples can at most be dealt to one of their
+    holders.
+
+    room : the number of samples that each node takes
+    """
     places = [node for node, count in enumerate(room) for _ in range(count)]
     taken: dict[int, int] = {}
 
@@ -437,10 +443,11 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
     old = samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=8)
     want = [[whole(step) for step in steps_of(old, epoch)] for epoch in range(8)]
     state = json.loads(json.dumps(old[0].state_dict(0)))
-    # With other holders, another number of epochs, or none that would be put in order.
+    # The new samplers have other holders. The first has another number of epochs, and the second
+    # would not reorder epochs.
     for more in ({"epochs": 5, "epoch_order": True}, {}):
         new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
-        steps_of(new, 0)  # which may work out an order of its own
+        steps_of(new, 0)  # makes the sampler compute its own order first
         new[0].load_state_dict(state)
         assert [[whole(step) for step in steps_of(new, epoch)] for epoch in range(8)] == want
     with pytest.raises(ConfigError, match="load it into a SolarSampler"):

@@ -1,7 +1,7 @@
-"""Records that cannot be read, under each loader: one error that names the file, and nothing left.
+"""If a record cannot be read, each loader raises one error that names the file, and leaves neither
+processes nor shared memory behind.
 
-What happens when a worker or a reading process is killed or stopped stands in the loaders' own
-tests.
+The loaders' own tests kill and stop workers and reading processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLES, ELEMENTS, BATCH = 64, 500, 4
 BATCHES = [list(range(at, at + BATCH)) for at in range(0, SAMPLES, BATCH)]
 
 
-# --- what breaks ---------------------------------------------------------------------------------
+# --- damaged files -------------------------------------------------------------------------------
 
 
 def hdf5(place: Path, samples: int = SAMPLES) -> RecordDataset:
@@ -70,7 +70,7 @@ def cut(path: Path) -> None:
         stream.truncate(path.stat().st_size // 2)
 
 
-# What makes a dataset, what happens to its file, and what is said of that.
+# The function that makes a dataset, the one that damages its file, and a part of the error message.
 DAMAGES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], None], str]] = {
     "missing": (hdf5, Path.unlink, "No such file"),
     "another length": (hdf5, lambda path: hdf5(path.parent, 32).close(), "and the index has"),
@@ -80,7 +80,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], None], str]] = 
 }
 
 
-# --- who reads it --------------------------------------------------------------------------------
+# --- loaders -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -113,7 +113,8 @@ def job(dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 READERS = [staged, kept, groups, job]
-# A dataset raises the same error under each loader, and a loader passes on all errors alike.
+# A dataset raises the same error under each loader, and a loader passes on all errors alike. So the
+# short form need not try all pairs.
 SHORT = [
     (staged, "missing"),
     (staged, "a pack that was cut"),

@@ -1,4 +1,5 @@
-"""Groups: every sample once, its own bytes, one read a group, and clear errors."""
+"""GroupLoader yields every sample once and with its own bytes, reads a group as one range, and
+raises clear errors."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from monarch_py.loaders.groups.loader import GroupLoader
 from monarch_py.loaders.groups.size import classes_of_groups, fitting
 from monarch_py.loaders.records.dataset import RecordDataset
 
-# Limit for what must not hang [s].
+# Time limit for operations that must not hang [s].
 ERROR_LIMIT_S = 5.0
 RECORD = 16
 
 
 @pytest.fixture(autouse=True)
 def arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches stay arrays: to import torch takes seconds."""
+    """Makes batches stay arrays, because importing torch takes seconds."""
     monkeypatch.setattr(groups, "as_tensor", lambda array: array)
 
 
@@ -53,7 +54,8 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """A loader that ends with the context, and of which nobody is warned."""
+    """Yields a loader that is closed at the end of the context. Unless `options` has `epochs`, the
+    loader does not warn of more epochs than samples in a group."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -83,7 +85,8 @@ def test_every_sample_comes_once_with_its_label(tmp_path: Path) -> None:
             assert loader.times.n_bytes == values.nbytes
     assert all(sorted(order) == list(range(1000)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
-    # Groups are contiguous, in random order, and shuffled inside.
+    # A group is a range of neighbouring samples. Groups come in random order, and so do the samples
+    # in a group.
     inside = [
         set(run) for run in np.split(orders[0] // 60, np.flatnonzero(np.diff(orders[0] // 60)) + 1)
     ]
@@ -134,7 +137,7 @@ def test_ranks_share_an_epoch(
         assert counts.sum() == length + -length % world
 
 
-# test_records.py has the dataset in a spawned process.
+# The short form leaves out "spawn": test_records.py reads the dataset in a spawned process.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_rows_of_hdf5(tmp_path: Path, method: str) -> None:
     h5py = pytest.importorskip("h5py")
@@ -184,7 +187,7 @@ def test_batches_are_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
-    """609 samples of 19.2 KB: pieces of 128 KiB, in flight together, and nothing else."""
+    """A group of 609 samples of 19.2 KB is read in pieces of 128 KiB, and nothing else is read."""
     source = slow_factory()
     size, count = 19_200, 609 * 2
     (source.backing / "a.bin").write_bytes(np.random.default_rng(4).bytes(size * count))
@@ -199,7 +202,8 @@ def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
-    """A training that computes longer than a group's reading waits for the first group alone."""
+    """If a training computes longer than the read of a group takes, it waits only for the first
+    group."""
     source = slow_factory()
     (source.backing / "a.bin").write_bytes(bytes(4 * 512 << 10))
     dataset = RecordDataset(source.mountpoint / "a.bin", record_bytes=64 << 10)
@@ -212,7 +216,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         assert times.first_wait_s >= 0.1
         assert times.reading_s >= 0.4
         assert times.wait_s <= 0.1 * times.reading_s
-        loader.close()  # the next process opens the file again, which drops what is in memory
+        loader.close()  # the next process opens the file again, which drops its page cache
         loader.set_epoch(2)
         for _ in loader:
             pass
@@ -221,8 +225,8 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))
 def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
-    """The first groups of the epoch that comes, whether the training names it or not; and if
-    another one comes, that one's samples."""
+    """Each epoch yields its own samples in its own order, also if the loader has read the first
+    groups of another epoch ahead."""
     values = write(tmp_path / "a.bin", 64)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
 
@@ -237,7 +241,7 @@ def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
     with loading(dataset, 5, group, **options) as loader:
         expected = {}
         for epoch in range(8):
-            loader.close()  # nothing is ahead
+            loader.close()  # drops the groups that were read ahead
             loader.set_epoch(epoch)
             expected[epoch] = order(loader)
         assert len({tuple(each) for each in expected.values()}) == 8
@@ -284,7 +288,7 @@ def test_a_dataset_that_changes_its_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_dataset_of_ones_own(tmp_path: Path) -> None:
-    """Its form is found by a look at the first sample."""
+    """The loader takes the shape and type of rows from the dataset's first sample."""
     dataset = Rows(tmp_path / "rows", [48] * 30)
     with loading(dataset, 10, 10, labels=np.arange(30)) as loader:
         for batch, numbers in loader:
@@ -362,7 +366,8 @@ def test_groups_change_only_between_epochs(tmp_path: Path) -> None:
 
 
 def test_iterations_one_after_the_other(tmp_path: Path) -> None:
-    """An epoch may be left early; the next iteration has all its samples."""
+    """An iteration yields all samples although an earlier one was left early, and the earlier one
+    then raises an error."""
     values = write(tmp_path / "a.bin", 100)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 20) as loader:
@@ -390,8 +395,8 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
 def test_the_automatic_group() -> None:
     sizes = np.full(100_000, 19_200)
     assert fitting(sizes, 100, 1, 4 << 30) == 874  # 16 MiB
-    assert fitting(sizes, 2000, 1, 4 << 30) == 2001  # more than the epochs
-    assert fitting(sizes, 100, 1000, 4 << 30) == 100  # one for each rank
+    assert fitting(sizes, 2000, 1, 4 << 30) == 2001  # more samples than epochs
+    assert fitting(sizes, 100, 1000, 4 << 30) == 100  # one group for each rank
     assert fitting(sizes, 100, 1, 8 << 20) * 19_200 * 2 <= 8 << 20
     assert fitting(np.zeros(10, dtype=np.int64), 1, 1, 4 << 30) == 10
 
@@ -544,7 +549,7 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# What a forked process inherits is what could be left.
+# The short form tries only "fork": only a forked process inherits what could be left behind.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)
@@ -557,7 +562,7 @@ def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -
         reader = psutil.Process(here.recv())
         assert reader.ppid() == training.pid
         mapped = Path(f"/proc/{reader.pid}/maps").read_text()
-        # Shared memory without a name ends with the last process that has it.
+        # The kernel frees a memfd, which has no name, with the last process that has it.
         assert "/memfd:monarch-ring" in mapped and "/dev/shm/" not in mapped
         training.kill()
         training.join(ERROR_LIMIT_S)

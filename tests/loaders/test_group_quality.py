@@ -19,10 +19,12 @@ from monarch_py.loaders.records.dataset import RecordDataset
 
 torch = pytest.importorskip("torch")
 
-# The images: their side, how many classes they have, how much noise lies over a class's pattern.
+# The images: their side [pixels], the number of classes, and the standard deviation of the noise
+# that is added to a class's pattern.
 SIDE, CLASSES, NOISE = 10, 8, 2.0
 BATCH, GROUP = 32, 128
-# How far the mean losses may lie apart, and Student's t of a 90 % interval, by number of seeds.
+# The largest relative difference of the mean losses that counts as equally good, and Student's t
+# for a 90 % interval, by the number of seeds.
 MARGIN = 0.03
 STUDENT_T = {4: 2.353, 10: 1.833}
 
@@ -68,7 +70,10 @@ def cnn() -> Any:
 
 
 def trained(model: Any, epochs: Iterable[Iterable[Any]], count: int) -> Any:
-    """The model after these epochs, by SGD whose rate falls to 0. count : of epochs"""
+    """Trains the model by SGD with a learning rate that falls to 0, and returns it.
+
+    count : the number of epochs
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.03)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
     for epoch in epochs:
@@ -107,7 +112,8 @@ def image(samples: list[bytes]) -> Any:
 
 
 def ratios(place: Path, images: Images, make: Any, *, seeds: int, epochs: int) -> list[float]:
-    """The final validation loss with group shuffle over that with a full shuffle, for each seed."""
+    """Returns, for each seed, the final validation loss with group shuffle, divided by the one with
+    a full shuffle."""
     validation = Images.drawn(4000, 2)
     (place / "train.bin").write_bytes(images.images.tobytes())
     dataset = RecordDataset(place / "train.bin", record_bytes=4 * SIDE * SIDE)
@@ -117,7 +123,7 @@ def ratios(place: Path, images: Images, make: Any, *, seeds: int, epochs: int) -
         loader = GroupLoader(
             dataset, BATCH, GROUP, epochs=epochs, seed=seed, rank=0, world_size=1, collate=image
         )
-        loader.labels = images.labels  # given later, so that nobody is warned of sorted ones
+        loader.labels = images.labels  # set here, because the constructor warns of sorted labels
         for order in (in_groups(loader, epochs), fully_shuffled(images, seed, epochs)):
             torch.manual_seed(seed)
             losses.append(loss_of(trained(make(), order, epochs), validation))
@@ -127,7 +133,7 @@ def ratios(place: Path, images: Images, make: Any, *, seeds: int, epochs: int) -
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The 90 % confidence interval of the mean."""
+    """Returns the 90 % confidence interval of the mean."""
     mean = statistics.mean(values)
     half = STUDENT_T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half

@@ -1,4 +1,5 @@
-"""Groups: every sample once, in contiguous ranges, and equally many steps on all ranks."""
+"""The schedule of groups has every sample once, in contiguous ranges, and equally many steps on all
+ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ NUMBERS = {
 
 
 def runs_of(schedule: EpochSchedule, rank: int) -> list[int]:
-    """A rank's samples in the order of access."""
+    """Returns a rank's samples in the order of access."""
     batches = [schedule.batch(step, rank) for step in range(schedule.steps)]
     return [int(sample) for batch in batches for sample in batch]
 

@@ -1,4 +1,4 @@
-"""The holders that ranks compute are those that the daemons decide on."""
+"""The ranks compute the same holders of files as the daemons do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Session:
         )
 
 
-# One node and several; tiers into which not all files fit, and one into which they do.
+# The quotas of a node's tiers [bytes]. All files fit into the last one; on one node, they do not
+# fit into any other.
 QUOTAS = [(MIB,), (MIB // 2, MIB), (2 * MIB,), (16 * MIB,)]
 CLUSTERS = [(nodes, quotas) for nodes in (1, 2, 3) for quotas in QUOTAS]
 SHORT = [(1, QUOTAS[1]), (2, QUOTAS[3]), (3, QUOTAS[0])]

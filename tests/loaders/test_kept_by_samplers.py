@@ -1,4 +1,5 @@
-"""Samples that a sampler's node holds stay in its memory, and the source gives all others alone."""
+"""The samples that a sampler's node holds stay in the node's memory, and only the other samples are
+read from the source."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LENGTH = 1200
 
 
 class Counted:
-    """A dataset of bytes that notes in a file what it reads, also in other processes."""
+    """A dataset that writes the number of each sample it reads to a file, in any process."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -32,14 +33,14 @@ class Counted:
         return content(at, int(self.sizes[at]))
 
     def taken(self) -> list[int]:
-        """What was read since the last call."""
+        """Returns the numbers of the samples that were read since the last call."""
         read = [int(line) for line in self.log.read_text().split()] if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return read
 
 
 class Recorded(Counted):
-    """The same with reads into a buffer."""
+    """A Counted with a `read_into`."""
 
     def read_into(self, samples: list[int], out: Any) -> None:
         view, begin = memoryview(out), 0
@@ -50,7 +51,7 @@ class Recorded(Counted):
 
 
 class Decoded(Counted):
-    """The same with samples that are larger than their files."""
+    """A Counted whose samples are larger than `sizes` says, as if files were decoded."""
 
     def __getitem__(self, at: int) -> bytes:
         return super().__getitem__(at) * 20
@@ -86,7 +87,8 @@ def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_pa
         read = int(dataset.sizes[dataset.taken()].sum())
         if epoch:
             moved = read - (dataset.sizes.sum() - held)
-            # What a holder has beyond the cap, of small batches, is read again.
+            # In small batches, a node may hold more samples of a step than its cap allows. Another
+            # node reads the rest from the source.
             assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
     for _, kept in ranks:
         kept.close()
@@ -109,7 +111,7 @@ def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:
     quota = int(dataset.sizes.sum() // 2)
     sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=2, ranks_per_node=1, quota=quota)
     kept = sampler.keep(dataset)
-    dataset.taken()  # what was looked at for the form of a sample
+    dataset.taken()  # drops the reads that found the form of a sample
     own = set(own_of(sampler).tolist())
     samples = list(range(0, 100, 3))
     want = b"".join(content(at, dataset.sizes[at]) for at in samples)
@@ -118,6 +120,6 @@ def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:
         kept.read_into(samples, out)
         assert out == want
         assert dataset.taken() == [at for at in samples if at not in already]
-    # What `dataset[i]` returns may be something else.
+    # `kept[i]` must be what `dataset[i]` returns, which need not be the bytes that were stored.
     assert kept[samples[0]] == content(samples[0], dataset.sizes[samples[0]])
     kept.close()

@@ -81,7 +81,7 @@ def test_a_sample_is_what_the_dataset_has_and_is_read_once(
     [
         ("bytes", "fork", 2),
         ("objects", "fork", 2),
-        # In every run without torch, see below.
+        # In every run, test_a_spawned_process_shares_it does this without torch.
         pytest.param("bytes", "spawn", 1, marks=pytest.mark.long),
     ],
 )
@@ -136,7 +136,7 @@ def test_staged_loader_reads_it_in_place(
     loader.close()
     sources = loader.statistics()["sources"]
     assert sources["memory"] + sources["source"] == 26
-    assert sources["source"] == 8 + 2 * 4 + 1  # sample 5 twice in one request
+    assert sources["source"] == 8 + 2 * 4 + 1  # the 1: sample 5 is twice in one batch
     assert kept.kept_bytes() <= 1 << 20
 
 
@@ -168,7 +168,7 @@ for line in sys.stdin:
 
 
 class Other:
-    """Another rank of the node, which is no relative of this process."""
+    """Another rank of the node, whose process is not forked from this one."""
 
     def __init__(self) -> None:
         tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
@@ -181,7 +181,8 @@ class Other:
         )
 
     def read(self, sample: int) -> list[int]:
-        """The sample's number, and how many samples came from memory and from the source."""
+        """Returns the sample's number, and how many samples came from memory and from the source
+        so far."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{sample}\n")
         self.process.stdin.flush()
@@ -196,7 +197,8 @@ class Other:
         self.process.stdout.close()
 
 
-# Of those that end in order there is test_other_datasets_and_jobs_have_memory_of_their_own.
+# The short form leaves out ranks that end normally, which
+# test_other_datasets_and_jobs_have_memory_of_their_own covers.
 @pytest.mark.parametrize("number", cases([None, signal.SIGKILL], short=[signal.SIGKILL]))
 def test_ranks_share_whoever_of_them_ends(
     keep: Callable[..., KeptDataset], number: int | None

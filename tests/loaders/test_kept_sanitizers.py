@@ -1,4 +1,4 @@
-"""csrc/loaders/kept.c under sanitizers, by itself: threads stand for the processes of a node."""
+"""Runs csrc/loaders/kept.c alone under sanitizers, with threads in place of a node's processes."""
 
 from __future__ import annotations
 

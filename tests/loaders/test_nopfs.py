@@ -42,7 +42,7 @@ def make() -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Images of three classes, each of one colour."""
+    """Returns a directory with images of three classes, each image of one colour."""
     image = pytest.importorskip("PIL.Image")
     root = tmp_path / "images"
     for number, name in enumerate(["ant", "bee", "cat"]):
@@ -93,7 +93,7 @@ def test_samples_lie_in_the_buffer_and_nothing_copies_them(
     assert job.statistics()["samples"] == 12
 
 
-# test_staged.py has spawned workers.
+# The short form leaves out "spawn": test_staged.py has spawned workers.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], method: str) -> None:
     job = make(images, 4, EPOCHS, seed=3, multiprocessing_context=method, workers=1)

@@ -39,7 +39,7 @@ def content(name: str) -> bytes:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A directory of files with odd names, odd sizes, and times with nanoseconds."""
+    """Returns a directory of files with odd names, odd sizes, and times with nanoseconds."""
     root = tmp_path / "data"
     for number, name in enumerate(NAMES):
         path = root / name
@@ -98,7 +98,8 @@ def test_a_directory_without_files(tmp_path: Path) -> None:
 def test_a_small_file_that_changes_is_left_out_and_a_large_one_ends_it(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer adds to the file between two looks at it."""
+    """If a writer appends to a file while it is packed, a small file is left out, and a large file
+    makes packing fail."""
     chosen, write_to, look = "a/1", tmp_path / "train.tar", os.fstat
 
     def writing(fd: int) -> os.stat_result:
@@ -204,7 +205,7 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    if modes[-1] == 0o640 and os.geteuid() == 0:  # of a group that is not the tar's
+    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file gets another group than the tar
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
         assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600
@@ -229,7 +230,8 @@ def foreign(root: Path, pack: Path, *words: str) -> None:
 
 
 def test_the_index_of_a_tar_of_whole_seconds(root: Path, tmp_path: Path) -> None:
-    """Names begin with ./, and times end with the second."""
+    """The index of a tar whose names begin with ./ and whose times are whole seconds leaves out the
+    files that are missing, or whose size or second has changed."""
     pack = tmp_path / "train.tar"
     foreign(root, pack, "--format=gnu")
     changed = ["a/0", "a/1", "b/deep/er/2"]
@@ -364,7 +366,7 @@ def test_an_index_that_does_not_fit_is_refused(
 def test_no_damage_gives_other_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever byte of the index changes: it is refused, or says what it said."""
+    """An index in which any byte was changed is either refused or read as before."""
     pack = tmp_path_factory.getbasetemp() / "any.tar"
     if not pack.exists():
         root = tmp_path_factory.mktemp("any")
@@ -393,7 +395,8 @@ def test_no_damage_gives_other_bytes(
 def test_any_bit_of_a_record_of_the_archive_may_be_wrong(
     root: Path, tmp_path: Path, record: bytes
 ) -> None:
-    """These say how a column is stored: the method, the version, the flags."""
+    """If a bit of a zip header in the index is wrong, the index is either refused or has the right
+    names. The headers say how a column is stored: the method, the version, the flags."""
     pack = tmp_path / "train.tar"
     write_pack(root, pack)
     stored = index_path(pack).read_bytes()

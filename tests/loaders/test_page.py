@@ -1,4 +1,4 @@
-"""docs/loaders.md: each of its changes of a program is short, and the changed program runs."""
+"""Each change of a program that docs/loaders.md shows is short, and the changed program runs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Images:
 
 
 def changed(program: str, change: str) -> str:
-    """The program with the lines of a change. The first line that is added goes to the top. A last
-    one with a line of the program behind it goes before that line; all others take the place of the
-    first line that is removed."""
+    """Returns the program after a change. The first added line goes to the top. If the change ends
+    with an unchanged line, the last added line goes before that line. All other added lines take
+    the place of the first removed line."""
     lines, steps = program.splitlines(), change.splitlines()
     plus = [step[1:] for step in steps if step.startswith("+")]
     minus = [step[1:] for step in steps if step.startswith("-")]
@@ -59,7 +59,7 @@ def programs() -> list[tuple[str, str]]:
     text = PAGE.read_text()
     bases = dict(PROGRAM.findall(text))
     found = [(name, changed(bases[name], change)) for name, change in CHANGE.findall(text)]
-    # The changed ones have nearly all lines of these.
+    # The unchanged programs run only with --long: the changed ones have nearly all of their lines.
     return found + [(name, bases[name]) for name in bases if draws.is_long]
 
 
@@ -81,8 +81,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# Runs each program in a process of its own, as if it had been started alone: they only share that
-# these modules, which take most of a start, are loaded. It prints the statuses.
+# Runs each program in its own forked process, as if it had been started alone. Only the modules
+# whose import takes most of a program's start are loaded before the fork. Prints the exit statuses.
 PROGRAMS = """
 import gc, os, sys
 import h5py, torch
@@ -109,7 +109,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def outcomes(data: Path) -> list[tuple[int, str]]:
-    """How each program ended, and what it said."""
+    """Runs the programs. Returns each program's exit status and output."""
     environment = {
         **os.environ,
         "DATASET": str(data / "images"),

@@ -1,4 +1,4 @@
-"""Pinned slots: registered once, and used again only when copies of them have ended."""
+"""Pinned slots are registered with CUDA once, and reused only when copies from them have ended."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from monarch_py.loaders.staged.loader import StagedLoader
 
 
 class FakeCuda:
-    """CUDA as Pinned calls it. waits : how often an event says that it has not happened yet"""
+    """Has the functions of CUDA that Pinned calls.
+
+    waits : how many queries of an event answer that it has not happened yet
+    """
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
         self.calls = 0
         self.status = 0
         self.waits = 0
-        self.events: list[list[int]] = []  # of each: how often it will still say so
+        self.events: list[list[int]] = []  # of each event: how many queries still say no
         self.cuda = SimpleNamespace(
             cudart=lambda: self, Event=self._event, synchronize=lambda: None
         )
@@ -92,7 +95,7 @@ def test_a_slot_waits_for_its_copy(tmp_path: Path, cuda: FakeCuda) -> None:
     loader = loader_of(dataset, [[i] for i in range(12)], workers=1)
     places = [batch.ctypes.data for batch in loader]
     assert len(places) == 12 and len(set(places)) == 3
-    # 12 batches took 3 slots, so at least 9 copies were waited for.
+    # 12 batches used 3 slots, so the loader waited for at least 9 copies.
     assert sum(left < 0 for (left,) in cuda.events) >= 9
     loader.close()
     del loader

@@ -1,4 +1,4 @@
-"""Plans whose parts are dealt by holders or in groups: ranks and daemons follow them alike."""
+"""Ranks and daemons follow a plan alike if its samples are dealt by holders or in groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from monarch_py.policies.holding import with_holders
 from monarch_py.policies.placement import UNIT, TierRoom
 
 FILES, NODES, EPOCHS = 230, 2, 3
-QUOTA = 400 << 10  # for less than half of the files, which take at least 4.5 KiB each
+QUOTA = 400 << 10  # less than half of the files fit, because each takes at least 4.5 KiB [bytes]
 PLAN = """
 epochs: {epochs}
 nodes: {nodes}
@@ -60,7 +60,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def described(where: Path, split: str, drop_last: bool = False, **more: Any) -> Path:
-    """The file of a description."""
+    """Writes a plan's description, and returns its path."""
     words = {"epochs": EPOCHS, "nodes": NODES, "index": where / "index.npz", **more}
     path = where / "plan.yaml"
     path.write_text(PLAN.format(drop_last=str(drop_last).lower(), split=split, **words))
@@ -68,7 +68,7 @@ def described(where: Path, split: str, drop_last: bool = False, **more: Any) -> 
 
 
 def made(where: Path, split: str, drop_last: bool = False, **more: Any) -> Path:
-    """The file that `monarch plan make` writes."""
+    """Runs `monarch plan make`, and returns the path of the plan."""
     recipe, out = described(where, split, drop_last, **more), where / "plan.npz"
     told = CliRunner().invoke(command, ["make", "-c", str(recipe), "-o", str(out)])
     assert told.exit_code == 0, told.output
@@ -101,7 +101,7 @@ def test_ranks_take_what_the_plan_says(
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_positions_are_those_of_the_accesses(split: str, source: Path, tmp_path: Path) -> None:
-    """What a node opens, in the order of its batches, is what the daemon expects there."""
+    """The daemon expects the accesses of a node in the order of the node's batches."""
     timeline = Plan.load(made(tmp_path, SPLITS[split])).timeline()
     batches = timeline.parts[0].loader.batches(1)
     for step in (0, 3, len(batches[0]) - 1):
@@ -135,8 +135,8 @@ def test_a_daemon_does_not_lose_the_ranks(split: str, source: Path, tmp_path: Pa
 
 
 def test_a_daemon_does_not_lose_ranks_that_read_groups(tmp_path: Path) -> None:
-    """A rank opens the files of whole groups, in rising order, while the training is two groups
-    behind."""
+    """A daemon keeps track of ranks that open the files of whole groups in ascending order, ahead
+    of the training."""
     group, ranks = 1000, 2 * NODES
     recipe = described(tmp_path, "split: groups", index=64_000)
     text = recipe.read_text()
@@ -174,7 +174,7 @@ def test_daemons_keep_files_where_the_plan_deals_them(
     holders = plan.parts[0].loader.holders
     assert holders is not None
     index = plan.datasets[0]
-    # Hashes that say something else than those from which the plan was made.
+    # These hashes would lead to other holders than those from which the plan was made.
     names = [f"other/{number:03}".encode() for number in range(FILES)]
     hashes = [int(lib.monarch_path_hash(1, name, len(name))) for name in names]
     catalog: Any = Catalog(list(zip(hashes, index.sizes.tolist(), strict=True)), list(range(FILES)))
@@ -206,7 +206,7 @@ def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
     files = [(7919 * number, size) for number, size in enumerate(2 * sizes)]
     catalog: Any = Catalog(files, list(range(2 * FILES)))
     ids, kept = catalog.ids(), np.ones(FILES, dtype=bool)
-    # The second plan is of other files.
+    # The second plan has other files than the first.
     trackers: list[Any] = [
         SimpleNamespace(find=lambda *_, f=found: f, timeline=plan.timeline(), node=0)
         for plan, found in zip(

@@ -1,4 +1,5 @@
-"""Many reads at once: each byte in its place, one clear error, threads and forked children."""
+"""read_all puts each byte in its place, raises one clear error, and works in threads and forked
+children."""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ def test_threads_read_at_once(descriptor: int) -> None:
 
 
 def test_forked_children_read_too(descriptor: int) -> None:
-    """The threads stay with the parent, which may be reading while it forks."""
+    """A forked child can read, although the parent's reading threads do not exist in the child and
+    the parent may be reading while it forks."""
     check(descriptor)
     stop = threading.Event()
 
@@ -174,7 +176,8 @@ def test_forked_children_read_too(descriptor: int) -> None:
 
 
 def test_reads_that_turn_slow_get_threads(slow_factory: Callable[..., SlowSource]) -> None:
-    """While files are in memory nobody needs threads; the first read that waits brings them."""
+    """When reads become slow, several threads share them, although the earlier reads of cached
+    files needed no threads."""
     source = slow_factory()
     (source.backing / "content").write_bytes(CONTENT)
     opened = os.open(source.mountpoint / "content", os.O_RDONLY)
@@ -182,7 +185,7 @@ def test_reads_that_turn_slow_get_threads(slow_factory: Callable[..., SlowSource
         for _ in range(2):
             assert read(opened, np.arange(8) * 65536, np.full(8, 65536)) == CONTENT[: 8 * 65536]
         source.latency(read=0.1)
-        again = os.open(source.mountpoint / "content", os.O_RDONLY)  # drops what is in memory
+        again = os.open(source.mountpoint / "content", os.O_RDONLY)  # drops the page cache
         started = time.monotonic()
         assert read(again, np.arange(16) * 65536, np.full(16, 65536)) == CONTENT
         took_s = time.monotonic() - started

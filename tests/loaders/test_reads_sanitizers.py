@@ -1,4 +1,4 @@
-"""csrc/loaders/reads.c by itself, with sanitizers and without."""
+"""Runs csrc/loaders/reads.c alone, with and without sanitizers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from csrc.building import CSRC, build_program
 
 HERE = Path(__file__).parent
 SIZE = 100_000
-# A fork from several threads at work leaves locks of a sanitizer's own memory behind, so children
-# are forked by the program without one.
+# A fork while other threads run may leave a lock of the sanitizer's allocator held in the child. So
+# only the program without a sanitizer forks children.
 CHILDREN = {"address,undefined": 0, "thread": 0, "": 100}
 
 

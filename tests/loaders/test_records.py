@@ -1,4 +1,4 @@
-"""Samples in few files: the bytes that h5py gives, reads joined and cut, clear errors."""
+"""RecordDataset yields the bytes that h5py reads, joins and cuts reads, and raises clear errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from monarch_py.plan.builders import index_hdf5
 
 h5py = pytest.importorskip("h5py")
 
-# How a dataset of rows (20, 12) may be stored.
+# Ways to store a dataset whose rows have the shape (20, 12).
 STORED: dict[str, dict[str, Any]] = {
     "contiguous": {},
     "chunks": {"chunks": (10, 20, 12)},
@@ -49,7 +49,8 @@ STORED: dict[str, dict[str, Any]] = {
 
 
 def content(rows: int = 300, seed: int = 0) -> Array:
-    """Half of the rows can be compressed, so that filters are left out of some chunks."""
+    """Returns rows of which only the second half can be compressed, so that HDF5 skips the filters
+    of some chunks."""
     made = np.random.default_rng(seed).normal(size=(rows, 20, 12)).astype(">f4")
     made[rows // 2 :] = np.arange(rows - rows // 2)[:, None, None]
     return made
@@ -160,7 +161,8 @@ def test_elements_that_h5py_converts_are_refused(tmp_path: Path, kind: str) -> N
 
 
 def test_threads_read_their_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More files than stay open, so that threads close what others have opened."""
+    """Threads read the right samples even if they close files that other threads have opened. They
+    do this because only 2 of the 12 files stay open."""
     monkeypatch.setattr(descriptors, "MOST_OPEN", 2)
     for number in range(12):
         (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]) * 64)
@@ -240,7 +242,8 @@ def test_whole_files_by_number(tmp_path: Path) -> None:
 
 
 def test_files_of_a_directory_are_read_by_path(tmp_path: Path) -> None:
-    """Files may be stored in different ways; samples are numbered through."""
+    """The samples of a directory are numbered in the order of its files' paths, also if the files
+    are stored in different ways."""
     parts = [content(64, seed) for seed in range(len(STORED))]
     for number, (values, stored) in enumerate(zip(parts, STORED.values(), strict=True)):
         write_hdf5(tmp_path / f"{number}.h5", values, **stored)
@@ -400,7 +403,7 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
         (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
-        (4e-3, 3e-3, MOST_GAP),  # the rate cannot be seen
+        (4e-3, 3e-3, MOST_GAP),  # the longer read was faster, so the rate is unknown
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:
@@ -408,22 +411,24 @@ def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expec
 
 
 def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSource]) -> None:
-    """Between the data of two TFRecords lie frames of 16 bytes."""
+    """Neighbouring TFRecords are read together, although 16 bytes of framing lie between their
+    data."""
     source = slow_factory()
     data = np.random.default_rng(9).bytes(1000)
     framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
     (source.backing / "a.tfrecord").write_bytes(framed * 300)
     dataset = RecordDataset(source.mountpoint / "a.tfrecord")
-    dataset.__getitems__([0, 299])  # measures what joining is worth
+    dataset.__getitems__([0, 299])  # measures up to which gap it is worth joining reads
     dataset.close()
-    dataset[0]  # drops what is in memory
+    dataset[0]  # opens the file again, which drops its page cache
     source.reset()
     assert dataset.__getitems__(range(100, 228)) == [data] * 128
     assert source.counts()["read"] <= 3
 
 
 def test_reads_of_a_batch(slow_factory: Callable[..., SlowSource]) -> None:
-    """A batch of 64 takes as many requests as samples, and each chunk is read once."""
+    """A batch of 64 samples takes at most one request for each sample, and reads each chunk
+    once."""
     source = slow_factory()
     values = np.random.default_rng(6).normal(size=(4000, 500)).astype("f4")
     write_hdf5(source.backing / "plain.h5", values)
@@ -493,7 +498,7 @@ def test_an_unreadable_chunk(tmp_path: Path, name: str) -> None:
         stream.write(b"rotten bytes")
     dataset = RecordDataset(path, dataset="x")
     assert np.array_equal(dataset[0], values[0])
-    dataset.__getitems__([250])  # another chunk is the last one
+    dataset.__getitems__([250])  # makes the dataset keep another chunk than that of row 0
     said = f"{path}: the chunk of 'x' at byte {chunk.byte_offset} cannot be decoded"
     with pytest.raises(MonarchError, match=re.escape(said)):
         dataset.__getitems__([0, 25])
@@ -546,7 +551,7 @@ def test_many_files_keep_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("monarch_py.loaders.records.descriptors.MOST_OPEN", 8)
     for number in range(40):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 4)
-    gc.collect()  # datasets of other tests
+    gc.collect()  # closes datasets of other tests
     before = len(list(Path("/proc/self/fd").iterdir()))
     dataset = RecordDataset(tmp_path, record_bytes=4)
     for number in np.random.default_rng(8).permutation(40).tolist():

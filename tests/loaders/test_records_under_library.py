@@ -1,4 +1,4 @@
-"""RecordDataset and GroupLoader in programs under the preload library, beside the same without."""
+"""RecordDataset and GroupLoader read the same bytes with and without the preload library."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from support.session import Session
 
 h5py = pytest.importorskip("h5py")
 
-# Reads everything in three ways, and prints a digest of each. Processes too, by the methods that it
-# is given.
+# Reads all rows in three ways and prints a digest for each: one by one, in child processes (with
+# the start methods in its arguments) and with GroupLoader.
 PROGRAM = """
 import hashlib, multiprocessing, sys
 import numpy as np
@@ -58,7 +58,7 @@ def test_the_same_bytes_cold_and_from_copies(
     with session_factory(source) as session:
         session.start()
         said = []
-        # A spawned process has to read what a forked one does, so one run has one.
+        # A spawned process must read the same bytes as a forked one, and only one run starts one.
         for preload, more in ((False, []), (True, []), (True, ["spawn"])):
             done = session.run(["python", script, source, "fork", *more], preload=preload)
             assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""StagedLoader gives what DataLoader gives, and ends well whatever happens to its workers."""
+"""StagedLoader yields what DataLoader yields, and ends properly whatever happens to its workers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def batches(length: int, size: int = 4, seed: int = 3) -> list[list[int]]:
 
 
 class Sampler:
-    """A batch sampler that resumes."""
+    """A batch sampler whose epochs can be resumed."""
 
     def __init__(self, length: int) -> None:
         self.length, self.epoch, self.start = length, 0, 0
@@ -137,7 +137,7 @@ def test_rows_of_one_form_are_one_tensor_over_the_ring(
         places.add(batch.data_ptr())
     slots = 2 * max(1, workers) + 1
     assert len(places) <= slots
-    # An empty batch keeps the form.
+    # The rows of an empty batch have the same shape.
     (empty,) = make(dataset, workers=workers, batch_sampler=[[]])
     assert tuple(empty.shape) == (0, 2, 6)
     records = Records(tmp_path / "records", [1, 2])
@@ -311,7 +311,7 @@ if __name__ == "__main__":
 """
 
 
-# What a forked process inherits is what could be left.
+# The short form tries only "fork": only a forked process inherits what could be left behind.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str) -> None:
     program = tmp_path / "training.py"
@@ -330,7 +330,7 @@ def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str
         training.kill()
     _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
     assert not alive
-    # The batches have no name, and what has one in shared memory is gone.
+    # The batches lie in a memfd, which has no name. All named files of shared memory are gone.
     assert "/memfd:monarch-ring" in maps
     assert not [path for path in re.findall(r"/dev/shm/\S+", maps) if os.path.exists(path)]
 
@@ -347,7 +347,8 @@ def test_workers_end_with_their_loader() -> None:
 
 
 class Counting(list[list[int]]):
-    """A batch sampler whose state counts what it has handed out, ahead of the training."""
+    """A batch sampler whose state must not be used: it would count batches that were handed out
+    but not delivered to the training."""
 
     def state_dict(self) -> dict[str, Any]:
         raise AssertionError("its state is of no use")
@@ -384,7 +385,7 @@ def test_a_state_counts_delivered_batches(
 
 
 class Told(list[list[int]]):
-    """A batch sampler that is told its epoch, and does not resume."""
+    """A batch sampler that has `set_epoch`, but whose epochs cannot be resumed."""
 
     epoch = 0
 
@@ -436,7 +437,8 @@ def with_names(samples: list[int]) -> Any:
 def test_batches_larger_than_a_pipe_do_not_block_each_other(
     make: Callable[..., StagedLoader],
 ) -> None:
-    """Of tasks as of answers: a pipe takes some 200 KB."""
+    """Neither tasks nor answers block the loader and its worker if they are larger than what a pipe
+    takes, which is some 200 KB."""
     batch = np.random.RandomState(1).randint(1 << 40, size=40_000).tolist()
     loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
     for names, numbers in loader:
@@ -475,7 +477,7 @@ def test_memory_that_cannot_be_mapped_leaves_other_descriptors(slots: int) -> No
 
 
 class Odd(Labelled):
-    """Samples by other keys than numbers."""
+    """A dataset whose samples have other keys than numbers."""
 
     def __getitem__(self, index: Any) -> Any:
         return np.array([index == "b", index == (1, 2)])

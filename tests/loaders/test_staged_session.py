@@ -1,4 +1,5 @@
-"""Staged batches of files under the preload library, from the source and from copies."""
+"""StagedLoader reads the same bytes with and without the preload library, from the source and from
+copies."""
 
 from __future__ import annotations
 

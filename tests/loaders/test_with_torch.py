@@ -24,7 +24,7 @@ from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.loaders.staged.loader import StagedLoader
 
-# Of torch and torchdata: of few cores, and of a call of torchdata's that torch 2.13 deprecates.
+# Torch warns of few cores, and of a function that torchdata calls and torch 2.13 deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -56,7 +56,7 @@ def lists(batches: Any) -> list[list[int]]:
 
 
 def ended(running: Any) -> None:
-    """Takes what is left, so that the workers' queues are closed in order."""
+    """Takes the remaining batches, so that the workers' queues are closed properly."""
     for _ in running:
         pass
 
@@ -68,7 +68,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# Workers of either method get samples' numbers from the training's process: the sampler is there.
+# The sampler is in the training's process, and workers get samples' numbers from there, whatever
+# their start method is. So the short form leaves out "spawn".
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )
@@ -86,7 +87,8 @@ def test_a_data_loader_delivers_the_samplers_batches(workers: dict[str, Any]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_data_loader_goes_on_after_what_was_delivered(kind: type[Any]) -> None:
-    """Its workers have asked for more batches than were delivered."""
+    """A training resumes after the last delivered batch, although the workers of a DataLoader have
+    taken more batches from the sampler."""
     sampler = sampler_of(kind)
     loader = DataLoader(
         Numbers(), batch_sampler=sampler, num_workers=2, multiprocessing_context="fork"
@@ -140,7 +142,7 @@ def test_batches_out_of_order_are_refused() -> None:
     loader = DataLoader(
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
     )
-    # Without its workers, which would have to end before the test does.
+    # _BaseDataLoaderIter starts no workers, which would have to end before the test does.
     iterator: Any = _BaseDataLoaderIter(loader)
     with pytest.raises(ConfigError, match=r"^in_order: with in_order=False"):
         iterator._next_index()
@@ -169,7 +171,8 @@ def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:
 
 
 def test_a_sampler_in_the_place_of_the_files_is_refused() -> None:
-    """That is what Lightning does, which makes the batch sampler anew around its own sampler."""
+    """A sampler that is passed as `files` is refused. Lightning does this: it makes the batch
+    sampler anew with its own sampler as the first argument."""
     injected: Any = DistributedSampler(Numbers(), 2, 0)
     ours: Any = sampler_of(LocalFirstSampler)
     with pytest.raises(ConfigError, match="use_distributed_sampler=False"):
@@ -248,14 +251,14 @@ def test_ranks_are_those_of_the_process_group_or_the_launcher(
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
     for name in itertools.chain.from_iterable(LAUNCHERS.items()):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_NTASKS", "4")  # of the allocation
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # the tasks of the allocation, not of a launch
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
     for name in LAUNCHERS:
         monkeypatch.setenv(name, "4")
         with pytest.raises(ConfigError, match=f"{name} .*init_process_group first"):
             LocalFirstSampler(files, quota=100)
         monkeypatch.delenv(name)
-    # One task, which has started four ranks.
+    # Slurm has launched one task, which has started four ranks itself.
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1")
     with pytest.raises(ConfigError, match="give ranks_per_node"):

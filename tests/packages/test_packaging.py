@@ -1,4 +1,4 @@
-"""What packagers get: a release, an image, and recipes that agree with the package."""
+"""The release, the container image and the recipes for packagers agree with the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import monarch_py
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "packaging"
-# By these files pip knows the index: a machine may have an authority of its own.
+# pip needs these files to check the certificate of the package index: a machine may have its own
+# certificate authority.
 CERTIFICATES = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
 BASE = "localhost/debian:bookworm-slim"
 
@@ -75,7 +76,8 @@ def test_a_release_is_an_archive_and_two_wheels(release: Path) -> None:
 
 @pytest.fixture
 def podman() -> Iterator[list[str]]:
-    """The command, with images of its own: in a short path, as it demands, and without mounts."""
+    """Yields the podman command with its own image storage. The path is short, as podman demands,
+    and the driver vfs needs no mounts."""
     for tool in ("podman", "runc", "mmdebstrap"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

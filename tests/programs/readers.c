@@ -1,12 +1,12 @@
-/* Reads a dataset by the calls that Python never makes, and prints what was seen.
+/* Reads a dataset with calls that Python does not make, and prints what it has read.
  *
  *     readers NAME[,NAME...] DATASET      run these readers, in this order
  *     readers --list                      the names of all readers
  *
- * Between two readers, it writes the line `next` and waits for a line on standard input.
- * One line for each file and way: reader, relative path, size, digest of the bytes; or the
- * attributes. The output depends on the dataset alone. Exit status 1 if a call failed that should
- * not, with the reason on standard error.
+ * Between two readers, it writes the line `next` and waits for a line on standard input. It prints
+ * a line for each file and each way of reading: the reader, the relative path, the way, and the
+ * size and digest of the bytes or the file's attributes. The output depends only on the dataset. If
+ * a call fails that must not fail, the exit status is 1 and the reason is on standard error.
  */
 #include "readers.h"
 
@@ -57,8 +57,8 @@ int checked(int fd, const struct file *file) {
     return fd;
 }
 
-/* A polynomial of all bytes, whatever the parts in which they come: eight at a time, since each
- * step waits for the one before. */
+/* The digest is a polynomial of all bytes, so it does not depend on how the bytes are split into
+ * calls. Each step depends on the previous one, so a step takes eight bytes, which is faster. */
 uint64_t digest(uint64_t sum, const void *data, size_t size) {
     const unsigned char *byte = data;
     const uint64_t base = UINT64_C(0x100000001b3);
@@ -139,7 +139,8 @@ static void collect(const char *folder) {
     closedir(listing);
 }
 
-/* A share of the images and of the small files is enough: each costs several opens a reader. */
+/* Keeps one in ONE_IN of the images and of the small files. Each file costs several opens for each
+ * reader, so all of them would take too long. */
 #ifndef ONE_IN
 #define ONE_IN 3
 #endif
@@ -171,7 +172,8 @@ static const struct reader *named(const char *name) {
     return NULL;
 }
 
-/* Runs the readers of a list, which it cuts into names. Returns 2 if there is no such reader. */
+/* Runs the readers of a comma-separated list, which strtok_r changes. Returns 2 if a name is
+ * unknown, otherwise 0. */
 static int run_named(char *names) {
     int is_later = 0;
     for (char *name, *rest = names; (name = strtok_r(NULL, ",", &rest)); is_later = 1) {
@@ -183,7 +185,7 @@ static int run_named(char *names) {
         }
         if (is_later) {
             puts("next");
-            /* A stream could take the next turn's line as well. */
+            /* A buffered stream could take the line for the next turn as well. */
             if (read(0, &line, 1) != 1)
                 die("standard input");
         }
@@ -202,7 +204,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: readers NAME[,NAME...] DATASET | readers --list\n");
         return 2;
     }
-    /* Forked children would write what is still in the buffer a second time. */
+    /* Each line is written at once: forked children would write buffered lines a second time. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     root = argv[2];
     collect(root);

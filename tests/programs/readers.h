@@ -1,4 +1,4 @@
-/* What the C readers share: the files of the dataset, the transcript, and the table of readers. */
+/* Shared by the C readers: the files of the dataset, the transcript, and the table of readers. */
 #ifndef MONARCH_TESTS_READERS_H
 #define MONARCH_TESTS_READERS_H
 #ifndef _GNU_SOURCE
@@ -18,12 +18,12 @@ struct file {
     off_t size; /* [bytes] */
 };
 
-extern const char *root;        /* of the dataset, absolute, without a slash at the end */
-extern const char *reader_name; /* of the reader that is running */
+extern const char *root;        /* the dataset's absolute path, without a slash at the end */
+extern const char *reader_name; /* the name of the running reader */
 extern struct file files[];     /* regular files of the dataset, sorted by path */
 extern size_t file_count;
 
-/* Readers that look at one file after the other: name on the command line, function. */
+/* Readers that are called for each file: the name on the command line, and the function. */
 #define FILE_READERS(X)                 \
     X(fopen, read_fopen)                \
     X(fopen64, read_fopen64)            \
@@ -50,7 +50,7 @@ extern size_t file_count;
     X(fork_inherit, child_fork)         \
     X(exec_inherit, child_exec_inherit)
 
-/* Readers that look at the dataset as a whole. */
+/* Readers that are called once for the whole dataset. */
 #define WHOLE_READERS(X)           \
     X(listings, list_all)          \
     X(close_range, close_by_range) \
@@ -66,18 +66,19 @@ WHOLE_READERS(DECLARE)
 /* Prints the reader, the message and errno to standard error, and ends the program with 1. */
 __attribute__((noreturn, format(printf, 1, 2))) void die(const char *format, ...);
 
-/* `fd` if it is one; otherwise the program ends. */
+/* Returns `fd`; if it is negative, the program ends with an error message about the file. */
 int checked(int fd, const struct file *file);
 
 #define SUM_START UINT64_C(0xcbf29ce484222325)
 
-/* A number of 64 bits that stands for `data`, going on from `sum`. */
+/* Returns the 64-bit digest of all bytes so far: of those that gave `sum`, and of `data`. The first
+ * call passes SUM_START. */
 uint64_t digest(uint64_t sum, const void *data, size_t size);
 
 void tell(const struct file *file, const char *way, uint64_t size, uint64_t sum);
 void tell_stat(const struct file *file, const char *way, const struct stat *status);
 
-/* Read from the descriptor's offset to the end, and tell what was there. */
+/* Read from the descriptor's offset to the end, and print the size and the digest. */
 void drain(int fd, const struct file *file, const char *way);
 void drain_and_close(int fd, const struct file *file, const char *way);
 

@@ -1,11 +1,11 @@
-"""Read a dataset as real programs do, and print what was seen.
+"""Reads a dataset as real programs do, and prints what it has read.
 
     python readers.py NAME[,NAME...] DATASET     run these readers, in this order, in one process
     python readers.py --list                     the names of all readers
 
 Between two readers, it writes the line `next` and waits for a line on standard input.
 
-The output depends on the dataset alone. The tests compare the output of a run under the library
+The output depends only on the dataset. The tests compare the output of a run under the library
 with that of a run without it.
 """
 
@@ -27,7 +27,7 @@ from reader_kit import READERS, Transcript
 
 
 def main(arguments: list[str]) -> int:
-    """Run the readers that `arguments` name; 2 if they make no sense."""
+    """Runs the readers that `arguments` name. Returns 2 if the arguments are wrong, otherwise 0."""
     if arguments == ["--list"]:
         print("\n".join(sorted(READERS)))
         return 0
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     for turn, name in enumerate(names):
         if turn:
             print("next", flush=True)
-            # A longer read could take the next turn's line.
+            # A longer read could take the line for the next turn as well.
             os.read(0, 1)
         READERS[name](root, Transcript(name, root))
     return 0

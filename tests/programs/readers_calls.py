@@ -1,4 +1,4 @@
-"""Readers by the calls of os, mmap and shutil, on descriptors of one process."""
+"""Readers that use os, mmap and shutil, on descriptors of one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_read(root: Path, out: Transcript) -> None:
 
 @reader
 def open_lines(root: Path, out: Transcript) -> None:
-    """Text mode line by line, with tell and seek in between."""
+    """Reads in text mode line by line, with tell and seek in between."""
     for path in files_of(root, "text/*.txt"):
         with open(path, encoding="utf-8") as file:
             first = file.readline()
@@ -61,7 +61,8 @@ def _preadv(descriptor: int, flags: int) -> bytes:
 
 
 def _with_descriptor(paths: list[Path], out: Transcript, read: Callable[[int], bytes]) -> None:
-    """Open each path with O_RDONLY alone, hand the descriptor to `read`, tell what it gave."""
+    """Opens each path with O_RDONLY alone, passes the descriptor to `read`, and records the bytes
+    that `read` returns."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -78,13 +79,14 @@ def os_readv(root: Path, out: Transcript) -> None:
 
 @reader
 def os_preadv(root: Path, out: Transcript) -> None:
-    """preadv with explicit offsets; the descriptor's own offset must stay where it is."""
+    """preadv with explicit offsets, which must not move the descriptor's own offset."""
     _with_descriptor(mixed_files(root), out, lambda descriptor: _preadv(descriptor, 0))
 
 
 @reader
 def os_pread_threads(root: Path, out: Transcript) -> None:
-    """pread by eight threads on one descriptor, pieces in no order, and one past the end."""
+    """pread by eight threads on one descriptor, of pieces in mixed order. The last piece begins at
+    the end of the file or beyond."""
     with ThreadPoolExecutor(8) as pool:
         for path in mixed_files(root):
             descriptor = os.open(path, os.O_RDONLY)
@@ -119,7 +121,8 @@ def read_seek(root: Path, out: Transcript) -> None:
 
 
 def _shared_read(first: int) -> tuple[list[int], bytes]:
-    """Read by turns through `first` and two duplicates of it, which share one offset."""
+    """Reads by turns through `first` and two duplicates of it, which share one offset. Returns the
+    offsets and the bytes."""
     copies = [first, os.dup(first), fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 100)]
     places: list[int] = []
     parts: list[bytes] = []
@@ -146,7 +149,7 @@ def dup_shared_offset(root: Path, out: Transcript) -> None:
             os.dup2(descriptor, other)
             with os.fdopen(other, "rb") as file:
                 head = file.read(20)
-            # The buffered file has read further than it handed out.
+            # The file object has read more bytes into its buffer than the 20 that it returned.
             out.data(path, head, offset=os.lseek(descriptor, 0, os.SEEK_CUR))
         finally:
             os.close(descriptor)
@@ -154,7 +157,8 @@ def dup_shared_offset(root: Path, out: Transcript) -> None:
 
 @reader
 def proc_fd_paths(root: Path, out: Transcript) -> None:
-    """A second open through /proc/self/fd and /dev/fd: own offset, same bytes."""
+    """Opens a file a second time through /proc/self/fd and /dev/fd. The new descriptor must read
+    the same bytes and have its own offset."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             file.seek(10)
@@ -164,7 +168,8 @@ def proc_fd_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def py_mmap(root: Path, out: Transcript) -> None:
-    """mmap shared and private, used after close; writes to a private one stay there."""
+    """Shared and private mappings, used after the file is closed. Writes to a private mapping must
+    not change the file."""
     for path in mixed_files(root):
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
@@ -186,7 +191,7 @@ def py_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def mmap_offset(root: Path, out: Transcript) -> None:
-    """Parts of a file mapped at page offsets, the last one with a tail of zeros."""
+    """Parts of a file, mapped at multiples of the page size."""
     for path in files_of(root, "edge/block*", "tfrecord/*", "raw/*"):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -197,7 +202,7 @@ def mmap_offset(root: Path, out: Transcript) -> None:
 
 
 def _read_direct(descriptor: int) -> bytes:
-    """All bytes of a descriptor, in aligned reads of 256 KiB into an aligned buffer."""
+    """Returns all bytes of a descriptor, with aligned reads of 256 KiB into an aligned buffer."""
     parts: list[bytes] = []
     with mmap.mmap(-1, 64 * ALIGNMENT) as buffer:
         while True:
@@ -210,7 +215,8 @@ def _read_direct(descriptor: int) -> bytes:
 
 @reader
 def odirect(root: Path, out: Transcript) -> None:
-    """O_DIRECT with an aligned buffer; programs read as usual where the file system refuses it."""
+    """O_DIRECT with an aligned buffer. If the file system refuses O_DIRECT, the reader opens the
+    file without it, as programs do."""
     for path in mixed_files(root):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -226,7 +232,7 @@ def odirect(root: Path, out: Transcript) -> None:
 
 @reader
 def odirect_open(root: Path, out: Transcript) -> None:
-    """Whether open takes O_DIRECT, and whether the flag is then set on the descriptor."""
+    """Records whether open accepts O_DIRECT, and whether the descriptor then has the flag."""
     for path in mixed_files(root):
         name = str(path.relative_to(root))
         out.outcome(name, partial(_direct_flag, path))
@@ -241,7 +247,8 @@ def _direct_flag(path: Path) -> bool:
 
 
 def _copy_by_range(source: int, target: int) -> None:
-    """copy_file_range until the end; where the kernel cannot, by read and write as cp does."""
+    """Copies with copy_file_range. If the kernel refuses, copies with read and write, as cp
+    does."""
     try:
         while os.copy_file_range(source, target, 1 << 20):
             pass
@@ -253,7 +260,8 @@ def _copy_by_range(source: int, target: int) -> None:
 
 
 def _copy_by_sendfile(source: int, target: int) -> None:
-    """sendfile by the descriptor's offset for the first piece, by explicit offsets afterwards."""
+    """Copies with sendfile: the first piece at the descriptor's offset, the others at explicit
+    offsets."""
     offset = os.sendfile(target, source, None, CHUNK)
     while count := os.sendfile(target, source, offset, 1 << 20):
         offset += count
@@ -282,7 +290,7 @@ def copy_file_range(root: Path, out: Transcript) -> None:
 
 @reader
 def shutil_copyfile(root: Path, out: Transcript) -> None:
-    """shutil.copyfile and copy2, which carries mode and times over."""
+    """shutil.copyfile and shutil.copy2, which also copies mode and times."""
     with tempfile.TemporaryDirectory() as folder:
         for number, path in enumerate(mixed_files(root)):
             target = Path(folder) / str(number)
@@ -295,7 +303,7 @@ def shutil_copyfile(root: Path, out: Transcript) -> None:
 
 @reader
 def shutil_copytree(root: Path, out: Transcript) -> None:
-    """shutil.copytree of everything, symbolic links followed, and its digest."""
+    """shutil.copytree of the dataset, which follows symbolic links."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "tree"
         shutil.copytree(root, target)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from reader_kit import EXACT_ATTRIBUTES, Transcript, digest, mixed_files, reader, regular_files
 
-# Reads the descriptors named on its command line and prints what the first process would have.
+# Reads the descriptors whose numbers are its arguments, and prints the offset, the size, the digest
+# and the attributes of each.
 _CHILD = f"""
 import hashlib, json, os, sys
 for number in map(int, sys.argv[1:]):
@@ -32,7 +33,8 @@ for number in map(int, sys.argv[1:]):
 
 
 def _in_fork(work: Callable[[], str]) -> str:
-    """What `work` returns in a forked child; raises ChildProcessError if the child fails."""
+    """Runs `work` in a forked child and returns its result. Raises ChildProcessError if the child
+    fails."""
     receive, send = os.pipe()
     child = os.fork()
     if not child:
@@ -45,7 +47,7 @@ def _in_fork(work: Callable[[], str]) -> str:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Not sys.exit: the parent's cleanup is not the child's to run.
+            # sys.exit would run the parent's cleanup in the child.
             os._exit(status)
     os.close(send)
     with os.fdopen(receive) as pipe:
@@ -107,7 +109,7 @@ def forked_fd(root: Path, out: Transcript) -> None:
 
 @reader
 def forked_open(root: Path, out: Transcript) -> None:
-    """Forked children, and one child's child, open and read by themselves."""
+    """Forked children, and a child of a forked child, open and read files themselves."""
 
     def everything() -> str:
         sums = hashlib.sha256()
@@ -122,7 +124,8 @@ def forked_open(root: Path, out: Transcript) -> None:
 
 
 def _receive(channel: socket.socket) -> str:
-    """What a descriptor that arrives on `channel` holds from its offset to the end."""
+    """Receives a descriptor from `channel`. Returns, as JSON, the digest of its bytes from its
+    offset to the end, and its attributes."""
     _, numbers, _, _ = socket.recv_fds(channel, 1, 1)
     with os.fdopen(numbers[0], "rb") as file:
         status = os.fstat(file.fileno())
@@ -132,7 +135,8 @@ def _receive(channel: socket.socket) -> str:
 
 @reader
 def passed_fd(root: Path, out: Transcript) -> None:
-    """A descriptor sent by SCM_RIGHTS to a forked child, closed here before it is read there."""
+    """A forked child gets a descriptor through SCM_RIGHTS, and reads it after the parent has closed
+    its own descriptor."""
     for path in mixed_files(root):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -152,7 +156,8 @@ def exec_child(root: Path, out: Transcript) -> None:
 
 @reader
 def exec_without_environment(root: Path, out: Transcript) -> None:
-    """A child with an empty environment has no library; its descriptors are ours all the same."""
+    """A child with an empty environment runs without the library, but inherits a descriptor that
+    the library may have opened."""
     for path in mixed_files(root)[::4]:
         with open(path, "rb") as file:
             command = ["/bin/cat", "-", str(path)]
@@ -160,7 +165,8 @@ def exec_without_environment(root: Path, out: Transcript) -> None:
 
 
 def _tool(out: Transcript, root: Path, what: str, *command: str) -> None:
-    """Run a command in the dataset and tell its standard output by digest, and its status."""
+    """Runs a command in the dataset's root, and records the digest of its standard output, its exit
+    status and its standard error."""
     done = subprocess.run(command, cwd=root, capture_output=True, check=False)
     out.data(what, done.stdout, status=done.returncode, stderr=done.stderr.decode())
 
@@ -199,7 +205,7 @@ def subprocess_tools(root: Path, out: Transcript) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """The digest of a file's content, read in the process that is asked for it."""
+    """Returns the digest of a file's content. Pools call this in their worker processes."""
     return digest(path.read_bytes())
 
 

@@ -12,7 +12,7 @@ BATCH = 8
 
 
 def _run(define: Callable[[], Any], name: str, out: Transcript) -> None:
-    """One epoch and a little more of the pipeline whose reader is called "reader"."""
+    """Runs a pipeline for a little more than one epoch. Its reader must have the name "reader"."""
     from nvidia.dali import pipeline_def
 
     pipeline = pipeline_def(define, batch_size=BATCH, num_threads=2, device_id=None)()
@@ -55,7 +55,7 @@ def dali_tfrecord_read(root: Path, out: Transcript) -> None:
 
 @reader
 def dali_files(root: Path, out: Transcript) -> None:
-    """Whole files of one class a directory, which DALI lists by itself."""
+    """Whole files, with one directory for each class. DALI lists the directories itself."""
     from nvidia.dali import fn
 
     files_of(root, "images/*/*.jpg")

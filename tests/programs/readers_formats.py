@@ -40,7 +40,8 @@ def np_load(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load_many(root: Path, out: Transcript) -> None:
-    """Several arrays read one after the other from one open file, whose offset goes on."""
+    """The header, the first row and the rest of an array, read one after the other from one open
+    file, whose offset moves on."""
     import numpy as np
 
     for path in files_of(root, "numpy/sample_*.npy"):
@@ -55,7 +56,7 @@ def np_load_many(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load_mmap(root: Path, out: Transcript) -> None:
-    """np.load(mmap_mode=): read-only and copy-on-write, the files long closed."""
+    """np.load(mmap_mode=), read-only and copy-on-write, used after numpy has closed the files."""
     import numpy as np
 
     paths = files_of(root, "numpy/sample_*.npy", "numpy/large.npy", "numpy/fortran.npy")
@@ -68,7 +69,7 @@ def np_load_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def np_fromfile(root: Path, out: Transcript) -> None:
-    """np.fromfile by name, with offset and count, and of text."""
+    """np.fromfile by name, also with offset and count, and of very small files."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin"):
@@ -80,7 +81,7 @@ def np_fromfile(root: Path, out: Transcript) -> None:
 
 @reader
 def np_memmap(root: Path, out: Transcript) -> None:
-    """np.memmap, whole and from an offset that is no page's."""
+    """np.memmap of whole files, and from an offset that is no multiple of the page size."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin", "edge/block*"):
@@ -110,7 +111,8 @@ for _driver in ("sec2", "stdio", "core"):
 
 @reader
 def h5py_swmr(root: Path, out: Transcript) -> None:
-    """HDF5 for a single writer and many readers, without locks; two files open at once."""
+    """HDF5 in its mode for a single writer and many readers (SWMR), without locks, and with two
+    files open at the same time."""
     import h5py
 
     paths = files_of(root, "hdf5/*.h5")

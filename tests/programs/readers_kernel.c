@@ -1,4 +1,5 @@
-/* C readers whose bytes do not come by read: mappings, advice, copies inside the kernel. */
+/* C readers that get bytes by other means than read: mappings and copies inside the kernel. One
+ * reader gives the kernel advice. */
 #include "readers.h"
 
 #include <errno.h>
@@ -14,7 +15,7 @@ static void map_and_tell(const struct file *file, int protection, int flags, con
     int fd = checked(open64(file->path, O_RDONLY), file);
     size_t size = (size_t)file->size;
     unsigned char *data = mmap(NULL, size, protection, flags, fd, 0);
-    /* DALI closes at once; the mapping must live on. */
+    /* DALI closes the descriptor at once, and the mapping must stay valid. */
     close(fd);
     if (data == MAP_FAILED) {
         printf("%s %s %s errno=%d\n", reader_name, file->name, way, errno);
@@ -38,7 +39,7 @@ void read_mmap_private(const struct file *file) {
 
 void read_mmap_shared(const struct file *file) {
     map_and_tell(file, PROT_READ, MAP_SHARED, "shared");
-    if (file->size) /* a size of 0 is EINVAL before the access is looked at */
+    if (file->size) /* with a size of 0, mmap fails with EINVAL before it checks the access */
         map_and_tell(file, PROT_READ | PROT_WRITE, MAP_SHARED, "shared_write_refused");
     int fd = checked(open(file->path, O_RDONLY), file);
     off_t offset = file->size / 2 / 4096 * 4096;
@@ -101,7 +102,7 @@ void read_copy_range(const struct file *file) {
     ssize_t count;
     while ((count = copy_file_range(source, NULL, target, NULL, 1 << 20, 0)) > 0)
         ;
-    /* Between file systems the kernel may refuse; then cp reads and writes, and so do we. */
+    /* The kernel may refuse to copy between file systems. Then the reader uses sendfile. */
     if (count < 0 && errno != EXDEV && errno != EINVAL && errno != EOPNOTSUPP && errno != ENOSYS)
         die("copy_file_range %s", file->name);
     if (count < 0)
@@ -110,7 +111,7 @@ void read_copy_range(const struct file *file) {
     tell_copy(source, target, file, "copy_file_range");
 }
 
-/* splice goes through a pipe, page by page, and never through our memory. */
+/* splice moves pages from the file into a pipe, without the program's memory in between. */
 void read_splice(const struct file *file) {
     static char buffer[65536];
     int pipe_ends[2], fd = checked(open(file->path, O_RDONLY), file);

@@ -1,4 +1,4 @@
-/* C readers of attributes and names: every spelling of stat, old and new, and listings. */
+/* C readers of attributes and names: every variant of stat, old and new, locks, and listings. */
 #include "readers.h"
 
 #include <dirent.h>
@@ -12,8 +12,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* What programs built before glibc 2.33 call for stat. Newer ones have these names only for old
- * binaries, so the reference must name the version, as an old binary's does. */
+/* Programs that were built before glibc 2.33 call these functions for stat. Newer versions of glibc
+ * have them only for old programs, so a reference must name the symbol's version. */
 #if defined(__x86_64__)
 #define STAT_VERSION 1
 #define FIRST "@GLIBC_2.2.5"
@@ -43,7 +43,7 @@ extern int old_lxstat64(int version, const char *path, struct stat64 *status);
 extern int old_fxstat64(int version, int fd, struct stat64 *status);
 extern int old_fxstatat64(int version, int dir, const char *path, struct stat64 *status, int flags);
 
-/* The two structures are one on 64-bit machines; the names of the calls are not. */
+/* On 64-bit machines, struct stat64 has the layout of struct stat. */
 void tell_stat64(const struct file *file, const char *way, const struct stat64 *s) {
     struct stat same;
     _Static_assert(sizeof same == sizeof *s, "this machine has two layouts of struct stat");
@@ -156,7 +156,8 @@ void look_statx(const struct file *file) {
     close(fd);
 }
 
-/* HDF5 takes flock, SQLite and LMDB take record locks: both on descriptors that are read. */
+/* HDF5 takes locks with flock; SQLite and LMDB take record locks. They also read from the locked
+ * descriptors. */
 void look_locks(const struct file *file) {
     struct flock reading = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
     struct flock writing = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -180,7 +181,7 @@ static int each_entry(const char *path, const struct stat *status, int kind, str
 
 static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-/* nftw, glob and scandir open inside libc, where no wrapper of open sees them. */
+/* nftw, glob and scandir open directories inside libc, so wrappers of open are not called. */
 void list_all(void) {
     struct dirent **entries;
     char pattern[4096];

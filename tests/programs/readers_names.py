@@ -1,4 +1,4 @@
-"""Readers that reach files by unusual names, and those that look at attributes and errors."""
+"""Readers that open files by unusual names, and readers of attributes and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _read(name: str | Path) -> bytes:
 
 @reader
 def relative_paths(root: Path, out: Transcript) -> None:
-    """Relative names, '.', '..' and '//', from working directories inside and outside."""
+    """Relative names, '.', '..' and '//', from working directories inside and outside the
+    dataset."""
     for path in mixed_files(root):
         inside = path.relative_to(root)
         with _working_directory(root):
@@ -64,7 +65,7 @@ def fchdir_paths(root: Path, out: Transcript) -> None:
             out.data("by descriptor", _read("lines_01.txt"))
             os.chdir(root / "links" / "to_directory")
             out.data("through a link", _read("lines_02.txt"))
-            # The parent of where the link leads to, not of the link.
+            # '..' is the parent of the link's target, not of the link.
             out.data("up from there", _read("../edge/page"))
             os.chdir("..")
             os.chdir("edge")
@@ -118,7 +119,7 @@ def symlink_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def symlinks_from_outside(root: Path, out: Transcript) -> None:
-    """Links elsewhere that lead to the dataset and to a file in it."""
+    """Links outside the dataset to the dataset and to a file in it."""
     with tempfile.TemporaryDirectory() as folder:
         data, page = Path(folder) / "data", Path(folder) / "page"
         data.symlink_to(root, target_is_directory=True)
@@ -132,7 +133,7 @@ def symlinks_from_outside(root: Path, out: Transcript) -> None:
 
 @reader
 def listings(root: Path, out: Transcript) -> None:
-    """Names and kinds of everything, by listdir, walk, glob and rglob."""
+    """The names of all files and directories, by listdir, walk, glob and rglob."""
     for folder, names, files in os.walk(root, followlinks=True):
         names.sort()
         out.line(folder, names=names, files=sorted(files), listed=sorted(os.listdir(folder)))
@@ -152,7 +153,7 @@ def _status_by_descriptor(path: Path) -> os.stat_result:
 
 @reader
 def stat_all(root: Path, out: Transcript) -> None:
-    """Every way to an attribute, for every file, link and directory; all must agree."""
+    """The attributes of every file, link and directory, by each call that returns them."""
     for folder, names, files in os.walk(root):
         names.sort()
         for name in sorted(names + files):
@@ -226,7 +227,7 @@ def _on_descriptor(path: Path, call: str) -> object:
 
 @reader
 def errors(root: Path, out: Transcript) -> None:
-    """What fails, fails with the same error number."""
+    """Calls that fail must fail with the same error number as without the library."""
     page, link = root / "edge" / "page", root / "links" / "to_file"
     opens: dict[str, tuple[Path | str, int]] = {
         "missing file": (root / "edge" / "missing", os.O_RDONLY),
@@ -285,5 +286,5 @@ def opened_with_flags(root: Path, out: Transcript) -> None:
 
 @reader
 def opened_with_sync(root: Path, out: Transcript) -> None:
-    """The same with flags that only writers need."""
+    """Read-only opens with flags that only writers need."""
     _open_with(("O_SYNC", "O_DSYNC", "O_RSYNC"), root, out)

@@ -1,4 +1,4 @@
-/* C readers in more than one thread or process: threads, fork, vfork, exec, inherited numbers. */
+/* C readers in several threads or processes: threads, fork, vfork, exec, inherited descriptors. */
 #include "readers.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 enum {
     THREADS = 8,
     ROUNDS = 3,
-    LARGEST = 300000, /* larger files are left out of the threads' rounds, all but one [bytes] */
+    LARGEST = 300000, /* threads leave out larger files, except one of 4 MiB + 1 byte [bytes] */
 };
 
 extern char **environ;
@@ -29,7 +29,8 @@ static void reap(pid_t child, const struct file *file) {
     }
 }
 
-/* As subprocess does it: between vfork and exec the child calls dup2 and close in our memory. */
+/* Starts a child as Python's subprocess does: between vfork and exec, the child calls dup2 and
+ * close while it shares the parent's memory. */
 void child_vfork(const struct file *file) {
     char *const command[] = {"cat", NULL};
     int ends[2], fd = checked(open(file->path, O_RDONLY), file);
@@ -48,7 +49,7 @@ void child_vfork(const struct file *file) {
     close(ends[1]);
     drain_and_close(ends[0], file, "cat");
     reap(child, file);
-    /* The child's close was not ours: the number still is the file, at the end. */
+    /* The child's close did not close the parent's descriptor, which is now at the file's end. */
     printf("%s %s offset=%lld\n", reader_name, file->name, (long long)lseek(fd, 0, SEEK_CUR));
     lseek(fd, 0, SEEK_SET);
     drain_and_close(fd, file, "after");
@@ -76,7 +77,7 @@ void child_fork(const struct file *file) {
     close(fd);
 }
 
-/* A child that posix_spawn starts with the file as its standard input and with its name. */
+/* posix_spawn starts a child that reads the file from its standard input and then by name. */
 void child_exec_inherit(const struct file *file) {
     char *const command[] = {"cat", "-", file->path, NULL};
     posix_spawn_file_actions_t actions;
@@ -96,7 +97,8 @@ void child_exec_inherit(const struct file *file) {
     close(fd);
 }
 
-/* Closes numbers behind every table's back, and takes them again for other files. */
+/* Closes descriptors with close_range, dup2 and closefrom instead of close, and then opens other
+ * files, which get the same numbers. */
 void close_by_range(void) {
     for (size_t i = 0; i + 1 < file_count; i++) {
         int first = checked(open(files[i].path, O_RDONLY), &files[i]);
@@ -116,7 +118,7 @@ void close_by_range(void) {
 
 /* ---- threads ---- */
 
-static uint64_t sums[4096]; /* of each file, as one thread alone read it */
+static uint64_t sums[4096]; /* the digest of each file, read before the threads start */
 
 struct worker {
     pthread_t thread;
@@ -125,7 +127,7 @@ struct worker {
     unsigned wrong;
 };
 
-/* The whole content by the way that `choice` selects; the caller frees it. */
+/* Returns the file's content, read in the way that `choice` selects. The caller frees it. */
 static char *slurp(const struct file *file, unsigned choice, size_t *size) {
     char *data = malloc((size_t)file->size + 1);
     int fd = choice == 2 ? -1 : checked(open(file->path, choice ? 0 : O_RDONLY | O_CLOEXEC), file);
@@ -160,7 +162,7 @@ static void *work(void *argument) {
     struct worker *self = argument;
     for (unsigned round = 0; round < ROUNDS; round++)
         for (size_t step = 0; step < file_count; step++) {
-            /* Even threads go forwards, odd ones backwards, and all begin elsewhere. */
+            /* Even threads go forwards, odd ones backwards, and each begins at another file. */
             size_t turn = self->number % 2 ? file_count - 1 - step : step;
             size_t at = (turn + self->number * file_count / THREADS) % file_count;
             size_t size;
@@ -175,7 +177,8 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Many threads open, read and close the same files; numbers come back within microseconds. */
+/* Many threads open, read and close the same files, so that a descriptor's number is used again
+ * within microseconds. */
 void read_in_threads(void) {
     struct worker workers[THREADS] = {0};
     unsigned wrong = 0;

@@ -1,4 +1,5 @@
-/* C readers of bytes on one descriptor or stream: every way to open, and the reads and streams. */
+/* C readers of bytes through one descriptor or stream: the functions that open, and the functions
+ * that read. */
 #include "readers.h"
 
 #include <fcntl.h>
@@ -6,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* What fortified callers compiled with -D_FORTIFY_SOURCE bind to. */
+/* Programs compiled with -D_FORTIFY_SOURCE call these functions instead of open and openat. */
 extern int __open_2(const char *path, int flags);
 extern int __open64_2(const char *path, int flags);
 extern int __openat_2(int directory, const char *path, int flags);

@@ -13,14 +13,14 @@ from reader_kit import Transcript, files_of, reader
 
 
 def import_tensorflow() -> Any:
-    """TensorFlow on the CPU, silent about what it finds there."""
+    """Imports TensorFlow for the CPU and without messages about the machine, and returns it."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    # oneDNN announces itself on standard error, with a time stamp, at every start.
+    # oneDNN would write a message with a time stamp to standard error at every start.
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     # No reader needs Keras, which takes a second to import.
     sys.modules["keras"] = None  # type: ignore[assignment]
-    # Nothing that an import makes is garbage soon.
+    # The garbage collector would find nothing: the objects that the import makes stay in use.
     gc.disable()
     import tensorflow
 
@@ -29,15 +29,15 @@ def import_tensorflow() -> Any:
 
 
 def _elements(dataset: Any) -> list[bytes]:
-    """The strings of a dataset, taken in batches: to take each by itself takes longer than to read
-    it."""
+    """Returns the strings of a dataset. They are taken in batches, because taking a single string
+    takes longer than reading it."""
     return [each for batch in dataset.batch(64).as_numpy_iterator() for each in batch]
 
 
 @reader
 def tf_training(root: Path, out: Transcript) -> None:
-    """A training ends with the same weights, to the last bit. It sets what TensorFlow takes only
-    before anything else has run."""
+    """A training ends with the same weights, to the last bit. This reader must be the first of its
+    process: TensorFlow accepts some of its settings only before other operations have run."""
     from train_tensorflow import train
 
     train(import_tensorflow(), root, out)

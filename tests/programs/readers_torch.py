@@ -27,7 +27,7 @@ def torch_load(root: Path, out: Transcript) -> None:
 
 @reader
 def torch_load_mmap(root: Path, out: Transcript) -> None:
-    """torch.load(mmap=True): private mappings, written to in memory only."""
+    """torch.load(mmap=True), which makes private mappings: writes must not change the file."""
     import torch
 
     for path in files_of(root, "torch/*.pt"):
@@ -49,7 +49,7 @@ def torch_from_file(root: Path, out: Transcript) -> None:
 
 
 class Digests:
-    """A map-style dataset over the image files: sample i is (i, the digest of file i)."""
+    """A map-style dataset of images and texts: sample i is (i, the digest of file i)."""
 
     def __init__(self, root: Path) -> None:
         self._paths = files_of(root, "images/*/*", "text/*", "edge/page")
@@ -63,9 +63,9 @@ class Digests:
 
 
 def _end_feeders() -> None:
-    """Waits for the threads that fill the workers' queues. Each frees a semaphore as it ends, and
-    torch does not wait: if the interpreter ends in the middle of that, its resource tracker warns,
-    in one run of many."""
+    """Waits for the threads that fill the workers' queues, which torch does not do. Each thread
+    frees a semaphore as it ends. If the interpreter ended in the meantime, which happens rarely,
+    its resource tracker would warn."""
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()

@@ -1,4 +1,4 @@
-"""Other libraries in LD_PRELOAD, before and after ours: they work, and the job reads the same."""
+"""Other libraries in LD_PRELOAD, before and after Monarch's, do not change what a program reads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from support.session import Session
 
 Factory = Callable[..., Session]
 
-# The name for the linker, and the package that has it.
+# The name of each library for the linker, and the Debian package that contains it.
 OTHERS = {
     "jemalloc": "libjemalloc2",
     "tcmalloc_minimal": "libtcmalloc-minimal4",
     "eatmydata": "libeatmydata1",
 }
-# Reads every file in every way that Python has, with threads and children, and syncs one.
+# Reads every file in several ways, in threads and in a child process, and writes and syncs a file.
 PROGRAM = """
 import hashlib, mmap, os, subprocess, sys, threading
 root, out = sys.argv[1:]

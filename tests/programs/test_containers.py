@@ -37,7 +37,7 @@ def session(session_factory: Callable[..., Session], tmp_path: Path) -> Session:
 
 
 def of_doctor(session: Session) -> list[str]:
-    """The paths that doctor names for a container."""
+    """Returns the paths that `monarch doctor` names as mounts for a container."""
     findings = json.loads(session.monarch("doctor", "--json").stdout)
     (found,) = [each["found"] for each in findings if each["what"] == "containers"]
     return str(found).partition(": ")[2].split()
@@ -54,7 +54,7 @@ def test_a_container_with_the_mounts_of_doctor(podman: Podman, session: Session)
     hits = {name: session.totals()[name] - before[name] for name in ("opens", "hits")}
     assert hits == {"opens": COUNT, "hits": COUNT}
 
-    # Without the daemon's shared memory, the source serves.
+    # Without the daemon's shared memory, the program reads from the source.
     less = [place for place in mounts if place != str(session.shm)]
     done = podman.run(*read, mounts=less, **environment)
     assert (done.returncode, done.stdout) == (0, expected.stdout)

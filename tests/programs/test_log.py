@@ -1,4 +1,4 @@
-"""MONARCH_LOG=debug: a file per process that says what was read from where."""
+"""With MONARCH_LOG=debug, each process writes a log file that says from where it opens files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.session import Session
 
 Factory = Callable[..., Session]
 
-# Reads, changes, and has a child read; prints both process numbers.
+# Reads and changes files, reads in a forked child, and prints the ids of both processes.
 PROGRAM = """
 import os, sys
 present, late, written = sys.argv[1:]
@@ -52,7 +52,8 @@ def test_each_process_says_what_it_does(
     assert said[1].startswith(f"open a/f1: {session.tiers[0]}/")
     assert said[2:] == [
         "open a/f2: source: no copy yet",
-        f"recorded a change of inode {(tree / 'c').stat().st_ino}",  # it might have been made there
+        # The open could have created the file, so the directory counts as changed.
+        f"recorded a change of inode {(tree / 'c').stat().st_ino}",
         f"recorded a change of inode {(tree / 'c/f3').stat().st_ino}",
         "open c/f3: source: the file has changed",
     ]
@@ -70,7 +71,8 @@ def test_no_file_without_it(session_factory: Factory, tree: Path, tmp_path: Path
 def test_a_log_that_is_somebody_elses_is_left(
     session_factory: Factory, tree: Path, tmp_path: Path
 ) -> None:
-    """A link that waits under the name in a place where all may write."""
+    """If another user has made a symbolic link with the name of the log, the library does not write
+    to the link's target."""
     logs, victim = tmp_path / "logs", tmp_path / "victim"
     logs.mkdir()
     victim.write_text("precious")

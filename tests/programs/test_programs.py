@@ -1,13 +1,13 @@
-"""Real programs under the real library: each sees exactly what it sees without it.
+"""Real programs read exactly the same under the preload library as without it.
 
 Every reader of readers.py and of the C program runs without the library, with it while nothing is
 cached, and with it once every copy is there. The three transcripts must be equal, and the last run
 must not have opened or read one file of the source.
 
-In every run of all tests, a process runs several readers one after the other, and waits between two
-of them until the session has dropped its copies. Processes in which a library takes seconds to
-import go through their readers twice: cold, then warm. With --long, each reader has processes of
-its own.
+Without --long, a process runs several readers one after the other, and waits between two of them
+until the session has dropped its copies. A process that imports packages runs its readers twice:
+first without copies, then with them. With --long, each reader has its own processes, except readers
+whose packages take seconds to import.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from support import draws
 
 HERE = Path(__file__).resolve().parent
 COMPILER = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
-# For each reader, with the start of its process.
+# The time limit for each reader. The first reader's time includes the start of its process.
 RUN_LIMIT_S = 120.0
-# A program writes the first between two readers, and goes on when it has got the second.
+# Between two readers, a program writes NEXT, and waits until it has read GO_ON.
 NEXT, GO_ON = b"next\n", b"\n"
 
 
@@ -44,7 +44,8 @@ NEXT, GO_ON = b"next\n", b"\n"
 class Program:
     """Readers that run in one process, by the names they are registered under.
 
-    needs : modules
+    needs : the modules that the readers import
+    is_long : whether the test runs only with --long
     """
 
     readers: tuple[str, ...]
@@ -54,11 +55,12 @@ class Program:
 
     @property
     def name(self) -> str:
-        """What the test is called."""
+        """The program's name, which is part of its test's name."""
         return ("c_" if self.in_c else "") + "+".join(self.readers)
 
     def alone(self) -> list[Program]:
-        """The programs of its readers with --long. Each import of a slow module is for several."""
+        """Returns the programs that run with --long: one for each reader. Readers of a slow module
+        stay together, so that they import it once."""
         if SLOW & set(self.needs):
             return [self]
         return [Program((name,), self.in_c, self.needs) for name in self.readers]
@@ -66,13 +68,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """How a process ended, and what each of its readers wrote: standard output and error."""
+    """How a process ended, and the standard output and error of each of its readers."""
 
     parts: list[tuple[str, str]]
     returncode: int
 
 
-# The modules that each reader of readers.py needs beyond Python itself.
+# The readers of readers.py, by the modules that they need beyond the standard library. Readers that
+# are joined by commas run in one process.
 PYTHON_READERS: dict[tuple[str, ...], str] = {
     (): "open_read,open_lines,os_readv,os_preadv,os_pread_threads,read_seek,dup_shared_offset,"
     "proc_fd_paths "
@@ -93,7 +96,7 @@ PYTHON_READERS: dict[tuple[str, ...], str] = {
     ("tensorflow", "PIL"): "tf_training,tf_tfrecord,tf_lines,tf_read_file,tf_gfile,tf_cache",
     ("nvidia.dali", "PIL"): "dali_tfrecord_mapped,dali_tfrecord_read,dali_files",
 }
-# The last one of its process is close_range, which closes the library's descriptors as well.
+# close_range must be the last reader of its process, because it closes the library's descriptors.
 C_READERS = (
     "fopen,fopen64,freopen,fdopen,getline "
     "open,open_2,openat,pread,vectors "
@@ -102,7 +105,8 @@ C_READERS = (
     "vfork_exec,fork_inherit,exec_inherit,threads,close_range"
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
-# Each of its workers imports torch. pool_spawn and pool_forkserver start processes as these do.
+# A program with one of these readers runs only with --long, because each worker imports torch. In
+# every run, pool_spawn and pool_forkserver start processes in the same ways.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(
@@ -124,7 +128,7 @@ MAY_REACH_THE_SOURCE = {
     "exec_without_environment": "a program that clears its children's environment unloads us there",
 }
 
-# What takes locks opens the source for them, and reads nothing there.
+# These readers take locks. For a lock, the library opens the source's file, but does not read it.
 LOCKS = {"h5py_sec2", "h5py_stdio", "h5py_core", "locks"}
 
 TRAININGS = {"torch_training", "tf_training"}
@@ -139,7 +143,8 @@ each_program = pytest.mark.parametrize(
 
 
 def is_installed(module: str) -> bool:
-    """Whether there is such a module; the packages around it may be missing too."""
+    """Returns whether a module is installed. If a package around it is missing, find_spec raises an
+    error."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -148,7 +153,7 @@ def is_installed(module: str) -> bool:
 
 @pytest.fixture(scope="module")
 def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The C readers, compiled."""
+    """Compiles the C readers, and returns the path of the program."""
     if shutil.which(COMPILER[0]) is None:
         pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
     binary = tmp_path_factory.mktemp("readers") / "readers"
@@ -162,8 +167,9 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _parts(
     process: subprocess.Popen[bytes], errors: int, readers: int, between: Callable[[int], None]
 ) -> Iterator[tuple[str, str]]:
-    """Yields what each reader writes. Calls `between` with the number of the next one, while the
-    process waits. Raises TimeoutExpired if a reader takes longer than RUN_LIMIT_S.
+    """Yields the standard output and error of each reader. Before each further reader, calls
+    `between` with that reader's number while the process waits. Raises TimeoutExpired if a reader
+    takes longer than RUN_LIMIT_S.
 
     errors : the file to which the process writes its standard error
     """
@@ -190,7 +196,8 @@ def _parts(
 
 @pytest.fixture(scope="module")
 def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[..., Run]:
-    """Runs a program's readers on the source, with the library or without it."""
+    """Returns a function that runs a program's readers on the source, with the library or without
+    it."""
 
     def run_program(
         program: Program,
@@ -228,7 +235,7 @@ def run(shared_session: Any, request: pytest.FixtureRequest) -> Callable[..., Ru
 
 @pytest.fixture(scope="module")
 def plain(shared_session: Any, run: Callable[..., Run]) -> Callable[[Program], Run]:
-    """What a program does without the library; run once for each."""
+    """Returns a function that runs a program without the library. Each program runs only once."""
     known: dict[str, Run] = {}
 
     def plain_run(program: Program) -> Run:
@@ -245,7 +252,7 @@ def plain(shared_session: Any, run: Callable[..., Run]) -> Callable[[Program], R
 
 
 def difference(expected: str, seen: str) -> str:
-    """The first lines in which two transcripts differ, as one text; empty if they are equal."""
+    """Returns the first lines in which two transcripts differ; an empty text if they are equal."""
     pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
     found = [
         f"line {number}\n  without: {one}\n  with:    {two}"
@@ -256,14 +263,16 @@ def difference(expected: str, seen: str) -> str:
 
 
 def without_numbers(stderr: str) -> str:
-    """Standard error without the process numbers that Python's fork warning names."""
+    """Returns standard error without the process numbers in Python's warning about fork."""
     return re.sub(r"\bpid=\d+", "pid=N", stderr)
 
 
 def assert_same(expected: Run, seen: Run, is_later: bool = False) -> None:
-    """Fails unless two runs ended alike, and each reader said the same and complained alike.
+    """Fails unless two runs have the same exit status, and each reader has the same standard output
+    and error in both.
 
-    is_later : whether the process had gone through the readers before: Python warns once
+    is_later : whether the process of `seen` had run the readers before. Its standard error may then
+        be empty, because Python does not repeat a warning
     """
     for (said, complained), (says, complains) in zip(expected.parts, seen.parts, strict=False):
         differs = difference(without_numbers(complained), without_numbers(complains))
@@ -293,7 +302,8 @@ def test_the_excused_readers_exist() -> None:
 def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
     shared_session: Any, run: Callable[..., Run]
 ) -> None:
-    """The counters that the other tests rely on do count."""
+    """The source's counters, on which the other tests rely, count the reads of a cold run, and a
+    warm run does not change them."""
     everything = Program(("open_read",))
     size = sum(
         path.stat().st_size
@@ -305,7 +315,7 @@ def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
     assert run(everything, True).returncode == 0
     shared_session.wait_all_present()
     cold = shared_session.source_counts()
-    # The twins are one file with two names, of which one copy may do.
+    # edge/twin_a and edge/twin_b are hard links of one file, which may be copied only once.
     assert cold["bytes_read"] - before["bytes_read"] >= 0.99 * size
     assert run(everything, True).returncode == 0
     warm = shared_session.source_counts()
@@ -319,15 +329,16 @@ def test_it_sees_the_same_cold_and_warm(
     run: Callable[..., Run],
     plain: Callable[[Program], Run],
 ) -> None:
-    """First nothing is cached when a reader begins, and the fills that it causes itself are going
-    on. Then everything is cached, and the source is neither opened nor read."""
+    """Each reader writes the same as without the library in two cases. First, nothing is cached
+    when the reader begins, and the daemon makes copies while it runs. Then everything is cached,
+    and the reader neither opens nor reads the source."""
     expected = plain(program)
     number = len(program.readers)
     counts = []
 
     def before(turn: int) -> None:
         if turn < number:
-            # A fill that has begun is not dropped.
+            # forget() does not drop a fill that has begun.
             shared_session.wait_idle()
             shared_session.forget()
             return
@@ -359,7 +370,8 @@ def test_it_sees_the_same_cold_and_warm(
 
 
 def assert_it_learnt(transcript: str) -> None:
-    """Fails unless the weights changed and the loss fell: only then do they show wrong bytes."""
+    """Fails unless the weights changed and the loss fell. Otherwise equal weights in two runs would
+    not prove that both read the same bytes."""
     lines = [json.loads(line) for line in transcript.splitlines()]
     weights = {line["weights"] for line in lines if "weights" in line}
     losses = [float.fromhex(line["mean"]) for line in lines if "mean" in line]
@@ -371,7 +383,7 @@ def assert_it_learnt(transcript: str) -> None:
 def test_odirect_is_refused_or_taken_as_without_the_library(
     shared_session: Any, run: Callable[..., Run], plain: Callable[[Program], Run]
 ) -> None:
-    """Where the source takes O_DIRECT, no open may come back with the tier's EINVAL."""
+    """If the source accepts O_DIRECT, no open fails with EINVAL because the tier refuses it."""
     program = Program(("odirect_open",))
     expected = plain(program)
     if '"errno"' in expected.parts[0][0]:

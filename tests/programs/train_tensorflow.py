@@ -1,7 +1,7 @@
-"""Train a small network on the images of a dataset through tf.data, always the same way.
+"""Trains a small network on the images of a dataset through tf.data, always the same way.
 
-Writes the loss of every epoch and a digest of the weights before and after. The model is two
-matrices and a gradient tape: the input pipeline is what is looked at.
+Writes the loss of every epoch and a digest of the weights before and after. The model is only two
+matrices and a gradient tape, because the tests are about the input pipeline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ HIDDEN = 24
 
 
 def make_batches(tf: Any, root: Path) -> tuple[Any, int]:
-    """A dataset of (float32 (n, SIDE * SIDE * 3), int32 (n,)) batches; the number of classes."""
+    """Returns a dataset of batches (float32 (n, SIDE * SIDE * 3), int32 (n,)), and the number of
+    classes."""
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
     samples = [(str(p), number) for number, c in enumerate(classes) for p in (root / c).iterdir()]
     names, labels = zip(*sorted(samples), strict=True)
@@ -36,15 +37,15 @@ def make_batches(tf: Any, root: Path) -> tuple[Any, int]:
 
 
 def weights_digest(weights: list[Any]) -> str:
-    """The SHA-256 of all weights in their order."""
+    """Returns the SHA-256 of all weights in their order."""
     return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights)).hexdigest()
 
 
 def train(tf: Any, root: Path, out: Transcript) -> None:
-    """Train on `root`/images and tell what happened."""
+    """Trains on `root`/images, and records the losses and the digests of the weights."""
     tf.random.set_seed(SEED)
     tf.config.experimental.enable_op_determinism()
-    # One thread: sums of floating-point numbers depend on how they are shared out.
+    # With several threads, the rounding of a sum would depend on how the threads split the sum.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     batches, classes = make_batches(tf, root / "images")
     features = SIDE * SIDE * 3

@@ -1,7 +1,7 @@
-"""Train a small convolutional network on the images of a dataset, always the same way.
+"""Trains a small convolutional network on the images of a dataset, always the same way.
 
-Writes the loss of every epoch and a digest of the weights before and after. What comes out depends
-on the bytes of the images alone, so that one wrong sample shows in the last line.
+Writes the loss of every epoch and a digest of the weights before and after. The output depends only
+on the bytes of the images, so that one wrong sample changes the last line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
 
 def make_model(classes: int) -> nn.Module:
-    """Two convolutions and a linear layer: images (n, 3, h, w) to logits (n, classes)."""
+    """Returns a model of two convolutions and a linear layer, which computes logits (n, classes)
+    from images (n, 3, h, w)."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2),
         nn.ReLU(),
@@ -57,7 +58,7 @@ def make_model(classes: int) -> nn.Module:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """The SHA-256 of all weights in their order."""
+    """Returns the SHA-256 of all weights in their order."""
     sums = hashlib.sha256()
     for name, weight in model.state_dict().items():
         sums.update(name.encode() + weight.numpy().tobytes())
@@ -65,11 +66,12 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def train(root: Path, out: Transcript) -> None:
-    """Train on `root`/images and tell what happened."""
-    # One thread: sums of floating-point numbers depend on how they are shared out.
+    """Trains on `root`/images, and records the losses and the digests of the weights."""
+    # With several threads, the rounding of a sum would depend on how the threads split the sum.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    # As torch.use_deterministic_algorithms, which imports the compiler, as torch.optim does.
+    # torch.use_deterministic_algorithms does this as well, but also imports torch's compiler. So
+    # does torch.optim, which is why the loop below updates the weights itself.
     torch._C._set_deterministic_algorithms(True)
     data = ImageFolder(root / "images")
     loader = DataLoader(

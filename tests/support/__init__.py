@@ -1,8 +1,8 @@
-"""What the tests' rooms share.
+"""Code that the folders of tests share.
 
-The thousands of processes that tests start begin sooner with what is set here, before anything else
-is imported: modules are compiled once, whatever the environment says, and numpy starts no threads
-for algebra.
+The settings below shorten the start of the thousands of processes that tests start. They are made
+before anything else is imported. Python stores compiled modules, whatever the environment says, and
+numpy's OpenBLAS starts no threads.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The scheduler for tests with the fixture `alone`, which measure times.
 
 Other tests would distort these times. So with several workers, these tests run last, on one worker,
-when all others have ended. The scheduler sees only the names of tests: the fixture has one
-parameter, whose value MARK makes the names recognisable.
+when all others have ended. The scheduler sees only the names of tests. So the fixture has one
+parameter with the value MARK, which is then part of the name of each test that uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
             self.pending[:] = [index for index in self.pending if index not in self._alone]
             nodes = list(self.node2pending)
             if self._alone and len(self.pending) < MIN_PENDING * len(nodes):
-                # Every worker would be shut down once it has one of so few tests.
+                # With so few tests, check_schedule() of xdist shuts down each worker as soon as the
+                # worker has a test. So one worker runs all tests.
                 for node in nodes[1:]:
                     node.shutdown()
                 self.pending, self._alone = self.pending + self._alone, []
@@ -52,7 +53,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
         return not self._alone and super().tests_finished
 
     def _is_shared_out(self) -> bool:
-        """Whether no test is left that an idle worker could get or steal."""
+        """Returns whether no test is left that an idle worker could get or steal."""
         is_stealing = self.steal_requested_from_node is not None
         queues = self.node2pending.values()
         return not (

@@ -17,7 +17,7 @@ def subcommands(
         return {}
     found = {name: command.get_command(context, name) for name in command.list_commands(context)}
     shown = {name: each for name, each in found.items() if each is not None and not each.hidden}
-    # without a short help, the generator would call a deprecated function of click
+    # Without a short help, click_man would call a deprecated function of click.
     for each in shown.values():
         each.short_help = each.get_short_help_str(80)
     return shown

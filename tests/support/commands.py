@@ -44,7 +44,8 @@ class Commands:
         return self.each([words])[0]
 
     def each(self, operations: Sequence[Sequence[object]]) -> list[Any]:
-        """Sends some operations at once and returns their answers. They must fit into a pipe."""
+        """Sends the operations at once and returns their answers. The operations must fit into a
+        pipe's buffer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("".join(json.dumps(words) + "\n" for words in operations))
         self.process.stdin.flush()

@@ -13,8 +13,8 @@ from csrc.building import build_program
 
 from support.session import Session
 
-# A reader that is not served waits for 5 s (PATIENCE_NS in csrc/preload/fill/wait.c). A reader
-# that is served, or is told that it will not be, waits for less, even on a busy machine [s].
+# A reader that the daemon neither serves nor refuses waits for 5 s (PATIENCE_NS in
+# csrc/preload/fill/wait.c). All other readers wait for less than this, even on a busy machine [s].
 READER_LIMIT_S = 4.5
 
 SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"

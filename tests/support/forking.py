@@ -1,8 +1,8 @@
 """Forks processes of `monarch` from a server process that has imported the daemon's modules.
 
-Importing them takes longer than most tests need a daemon for. `python -m support.forking FD` is the
-server process: it answers requests on the socket FD until that is closed. Each test process has one
-server.
+The import takes longer than most tests use a daemon. `python -m support.forking FD` is the server
+process: it answers requests on the socket FD until the socket's other end is closed. Each test
+process has one server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# The limit on descriptors of the server process, which has fewer open.
+# All descriptors of the server process are below this number, so a forked process closes all
+# descriptors below it.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
 # Space in the server's command line; a forked process overwrites this last argument with its own
@@ -135,7 +136,8 @@ def fork_told_daemon(
 
 
 def fork_function(module: str, *fds: int) -> Forked:
-    """Runs the function `main` of a module. It has the descriptors `fds` from 3 on."""
+    """Runs the function `main` of a module in a forked process. The descriptors `fds` have the
+    numbers from 3 on there."""
     request = {"module": module, "environment": dict(os.environ), "directory": os.getcwd()}
     return Forked(_ask(request, 2, 2, *fds), [module])
 
@@ -235,8 +237,8 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) -> Child:
-    """Replaces `monarch_py.daemon.starting._start`. In the command line, the daemon's words follow
-    the path of the package."""
+    """Replaces `monarch_py.daemon.starting._start`: forks the daemon instead of starting a
+    program."""
     errors = open_private(session.log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -244,8 +246,8 @@ def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) ->
         os.close(errors)
         return Child(pid, command)
     try:
-        # Objects of the parent stay in memory: their finalizers would close descriptor numbers that
-        # the child uses for something else.
+        # Keeps the parent's objects alive: their finalizers would close descriptor numbers that the
+        # child uses for other files.
         gc.freeze()
         os.setsid()
         os.chdir("/")
@@ -277,13 +279,16 @@ def _run_daemon(command: Sequence[str]) -> None:
     from monarch_py.daemon.lifecycle import main
 
     _show_as(command)
-    code = command.index("-c")
+    code = command.index("-c")  # then come the code, the path of the package, the daemon's words
     sys.argv = ["-c", *command[code + 3 :]]
     main()
 
 
 def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
-    """namespace : a descriptor, as setns(2) takes it; closed"""
+    """Moves the calling thread into a namespace.
+
+    namespace : a descriptor of the namespace, which is closed;  flags : as setns(2) takes them
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, flags) != 0:
         raise OSError(ctypes.get_errno(), "setns")
@@ -330,11 +335,12 @@ if __name__ == "__main__":
     from monarch_py.config.schema import Config
     from monarch_py.yaml_files.keys import declared
 
-    # What a daemon and a command import, or find out, only when they use it.
+    # A daemon or a command would import these modules, and read the declared keys of the
+    # configuration, at their first use.
     for name in ("difflib", "encodings.ascii", "encodings.utf_8_sig", "numpy.ma"):
         import_module(name)
     declared(Config)
-    # The processes' garbage collectors need not go through what they all have.
+    # The garbage collectors of forked processes then skip all objects that exist now.
     gc.collect()
     gc.freeze()
     _enter_tests_network()

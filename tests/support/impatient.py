@@ -1,5 +1,5 @@
-"""Runs `monarch` with limits of time that are not the package's, so that a test need not wait for
-them as long as a user."""
+"""Runs `monarch` with other time limits than the package's own, so that a test need not wait as
+long as a user for a limit to expire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from support.session import Session
 
-# usage: LIMITS WORD...   Sets the limits here, and in the daemons that are started from here.
+# usage: LIMITS WORD...   Sets the limits in its own process and in the daemons that it starts.
 PROGRAM = """
 import sys
 SET = "import importlib, json; [setattr(importlib.import_module(m), n, v) for m, n, v in {}];"
@@ -33,7 +33,7 @@ main()
 def impatient(session: Session, limits: Mapping[str, float], *words: str) -> list[str]:
     """Returns the command line of `monarch WORDS` with the session's configuration.
 
-    limits : values by full names, as `monarch_py.util.hanging.LIMIT_S`
+    limits : values by the constants' full names, such as `monarch_py.util.hanging.LIMIT_S`
     """
     values = [[*name.rsplit(".", 1), value] for name, value in limits.items()]
     command = [sys.executable, "-c", PROGRAM, json.dumps(values)]

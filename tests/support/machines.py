@@ -25,9 +25,9 @@ def why_no_machines() -> str | None:
 
 
 class Machines:
-    """Creates one machine for each of `names`.
+    """Creates `count` machines with the names node0, node1, ...
 
-    directory : for their files; created
+    directory : for the machines' files; created
     rate : the rate of each link, in tc's notation; None for no limit
     """
 

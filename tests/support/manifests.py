@@ -1,4 +1,4 @@
-"""Finds and damages a tier's manifest and copies."""
+"""Finds a tier's manifest, and the copies that it records."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _shared_memory(place: Path) -> Iterator[None]:
 class Nodes:
     """A cluster of nodes, which ends with the context.
 
-    sources : the path of the dataset on each node;  quotas : of each node's tier [bytes]
+    sources : the path of the dataset on each node;  quotas : the quota of each node's tier [bytes]
     hosts : the nodes' networks; without any, all nodes use this machine's own
     tier : more settings of each node's tier
     area : the size of each node's staging area [bytes], if it has one
@@ -184,7 +184,7 @@ class Nodes:
         return self
 
     def wait_idle(self) -> None:
-        """Waits until no node fills anything."""
+        """Waits until all nodes have ended their fills."""
         wait_until(
             lambda: all(not node.status()["pending"] for node in self.all),
             what="the end of all nodes' fills",

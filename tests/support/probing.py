@@ -2,7 +2,8 @@
 
 A command that runs in the test's process (command_line.py), or a configuration that is loaded
 there, probes a file system for each path, and each probe forks. The tests' process is large: a fork
-takes longer than everything else that most commands do. Processes that tests start fork as ever.
+takes longer than everything else that most commands do. In processes that tests start, a probe
+still forks.
 """
 
 from __future__ import annotations

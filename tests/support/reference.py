@@ -2,7 +2,7 @@
 
 ``PYTHONPATH=tests python -m support.reference`` writes them into the pages: each table below a line
 ``<!-- keys: NAME -->``, and the commands below ``<!-- commands -->``. Tests compare the pages with
-what it would write.
+the generated text.
 """
 
 from __future__ import annotations

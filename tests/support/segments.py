@@ -1,4 +1,5 @@
-"""A daemon's segments without the daemon, for tests of clients that outlive many daemons."""
+"""Creates a daemon's shared-memory segments without a daemon, for tests of clients that outlive
+many daemons."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from support.session import Session
 
 @cache
 def _config(path: Path, _changed_ns: int) -> Config:
-    """Reading a configuration takes as long as making segments."""
+    """Returns the configuration. It is loaded again only when the file has changed, because loading
+    takes as long as creating segments."""
     return load_config(path)
 
 
 @contextmanager
 def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
-    """Yields segments that serve until the context ends. The segments of a killed daemon are left
-    unchanged."""
+    """Yields segments in the state SERVING, and closes them at the end of the context.
+
+    killed : whether to leave the segments unchanged at the end, as a killed daemon does
+    """
     with patch.dict(os.environ, MONARCH_SHM=str(session.shm)):
         session.paths.make()
         config = _config(session.config, session.config.stat().st_mtime_ns)
@@ -39,7 +43,7 @@ def segments(session: Session, *, killed: bool = False) -> Iterator[Shared]:
 
 
 def is_changed(shared: Shared, path: Path) -> bool:
-    """Whether a client has recorded that the file was changed."""
+    """Returns whether a client has recorded that the file was changed."""
     found = path.stat()
     return bool(lib.monarch_is_changed(shared.clients, found.st_dev, found.st_ino))
 

@@ -47,8 +47,8 @@ def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def imports_packages(script: str) -> bool:
-    """Whether a script imports what is not Python's own. Without the directories of packages, an
-    interpreter starts in a third of the time."""
+    """Returns whether a script imports modules from outside the standard library. A script that
+    imports none is run with -S, with which the interpreter starts in a third of the time."""
     found = set()
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
@@ -87,7 +87,7 @@ def wait_until(
 class Session:
     """One configuration with its daemon.
 
-    tiers : as in the configuration's `hierarchy`; by default one of 64 MiB below the directory
+    tiers : as in the configuration's `hierarchy`; by default one of 256 MiB below the directory
     settings : other keys. `prefetch` is `on_demand` unless a test sets it: most tests count opens,
         and files that no program has opened would be copied at unpredictable times
     """
@@ -134,7 +134,7 @@ class Session:
 
     def env(self, preload: bool = True, **more: str) -> dict[str, str]:
         base = {k: v for k, v in os.environ.items() if not k.startswith("MONARCH_")}
-        # The readline module, which pytest's workers import, sets the size of a terminal.
+        # The readline module, which pytest's workers import, sets COLUMNS and LINES.
         for name in ("LD_PRELOAD", "COLUMNS", "LINES"):
             base.pop(name, None)
         base["MONARCH_SHM"] = str(self.shm)
@@ -179,8 +179,8 @@ class Session:
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Starts a process of `monarch serve` that only the caller ends. Its output goes to the
-        log."""
+        """Starts `monarch serve` in a new process, which the caller must end. Its output goes to
+        the log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*prefix, *self.command("serve")],

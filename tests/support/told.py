@@ -1,4 +1,4 @@
-"""Waits until the catalog answers listings by itself."""
+"""Waits until the catalog, and not the source, answers listings of directories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ for directory in sys.stdin.buffer.read().split(b"\\0"):
 
 
 def directories(root: Path) -> list[bytes]:
-    """Returns every directory of a tree without mount points, including its root."""
+    """Returns every directory of a tree, including its root. The tree must have no mount points."""
     return [folder for folder, _, _ in os.walk(os.fsencode(root))]
 
 

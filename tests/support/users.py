@@ -1,4 +1,4 @@
-"""Runs programs as other users than the one who runs the tests; only root can."""
+"""Runs programs as other users than the one who runs the tests, which only root can do."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ PACKAGE = Path(monarch_py.__file__).parents[1]
 
 
 def as_user(uid: int, *argv: str | Path, groups: Sequence[int] = ()) -> list[str]:
-    """Returns a command that runs `argv` as a user with no privileges but its own and those of
-    these groups. Skips the test if that is impossible."""
+    """Returns a command that runs `argv` as a user that has no privileges except its own and those
+    of `groups`. Skips the test if this process may not become another user."""
     if os.geteuid() != 0:
         pytest.skip("only root may become another user: run the tests as root")
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is missing: install util-linux")
     others = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     rights = [f"--reuid={uid}", f"--regid={uid}", others, "--bounding-set=-all"]
-    # Through the shell, because setpriv itself still has root's permission to execute a file.
+    # A shell starts the program, because setpriv itself still has root's permission to execute any
+    # file.
     return ["setpriv", *rights, "sh", "-c", 'exec "$0" "$@"', *map(str, argv)]
 
 
 def open_place() -> Iterator[Path]:
-    """Yields a directory that any user can access; pytest's own is private. For fixtures."""
+    """Yields a directory that any user can access; pytest's own is private. Fixtures call this."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-"))
     place.chmod(0o755)
     yield place
@@ -56,7 +57,7 @@ def python_for_all() -> str:
 
 
 def install_for_all(prefix: Path) -> None:
-    """Makes a virtual environment that any user can run, with the packages of this one."""
+    """Makes a virtual environment that any user can run. It finds the packages of this process."""
     subprocess.run([python_for_all(), "-m", "venv", "--without-pip", str(prefix)], check=True)
     (packages,) = prefix.glob("lib/python3*/site-packages")
     (packages / "ours.pth").write_text("\n".join(filter(None, sys.path)))
@@ -73,6 +74,7 @@ def environment(session: Session) -> dict[str, str]:
 
 
 def ours(session: Session) -> list[str]:
-    """Returns the words that run the following command, but no earlier one, under the library."""
+    """Returns words that run the command behind them under the library. Programs before these words
+    in a command line, such as setpriv, run without it."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

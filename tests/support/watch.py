@@ -75,7 +75,7 @@ def assert_quiet(session: Session, seconds: float = 0.5) -> None:
 
 
 def settle(session: Session, timeout: float = 60) -> dict[str, int]:
-    """Opens everything and waits until every file is present, or left to the source for a reason.
+    """Opens every file and waits until each has a copy, or is left to the source for a reason.
 
     Returns how many files are 'present', and how many there are for each reason.
     """

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "monarch_py/libmonarch.so"
 # The results of the build, and the marker file for type checkers.
 BUILT = {"monarch_py/_native.abi3.so", LIBRARY, "monarch_py/py.typed", "monarch_py/slowsource"}
-# Linked to libfuse3, which a wheel for many systems (manylinux) may not depend on.
+# slowsource is linked to libfuse3, on which a wheel for many systems (manylinux) may not depend.
 NOT_FOR_MANY = {"monarch_py/slowsource"}
 
 
@@ -56,7 +56,7 @@ def problems(wheel: Path) -> list[str]:
         said = library_problems(archive) if LIBRARY in names else []
     said += [f"it lacks {name}" for name in sorted(wanted - names)]
     said += [f"it has {name}" for name in sorted(names - wanted)]
-    # Python's stable ABI, so that every version from 3.10 on can install the wheel.
+    # The wheel must use Python's stable ABI, so that every version from 3.10 on can install it.
     if "-cp310-abi3-" not in wheel.name:
         said.append("it is not for every Python from 3.10 on")
     return [f"{wheel.name}: {words}" for words in said]

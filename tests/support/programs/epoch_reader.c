@@ -1,16 +1,19 @@
-/* Reads files in threads, looks at every byte and times every call.
+/* Reads files in threads, checks every byte and times every call.
  *
  *   epoch_reader WAYS CHUNK THREADS SEED:FILE...
  *
- * WAYS, joined by commas: read, readv, pread, preadv (from the beginning to the end), random (pread
- * of chunks in a random order) or spread (the threads share one file, chunk by chunk); and also
- *   alarm      a signal comes every 2 ms, with SA_RESTART;   alarm0: without it
+ * WAYS are words joined by commas. One word selects how files are read: read, readv, pread or
+ * preadv (from the beginning to the end), random (pread of chunks in a random order) or spread (the
+ * threads share one file, chunk by chunk). These words may be added:
+ *   alarm      a signal arrives every 2 ms, with SA_RESTART;   alarm0: without SA_RESTART
  *   full       no descriptor is free once the files are open
- *   late       all files are open before the first is read
+ *   late       each thread has opened its first file before any file is read
  *
- * Each file is read once; if there are fewer than threads, the threads begin with them again. Word
- * i of a file is word_of(seed, i), see known_bytes.h. Says what it saw, as JSON:
- *   wrong: bytes;  short: reads that gave less than there is;  errors: of them the last errno
+ * Each file is read once. If there are fewer files than threads, each thread reads one file, and
+ * some files are read several times. Word i of a file is word_of(seed, i), see known_bytes.h. The
+ * program prints its counts as JSON, among them:
+ *   wrong: wrong bytes;  short: reads that returned another number of bytes than expected;
+ *   errors: failed calls;  errno: the error number of the last failed call
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -90,7 +93,7 @@ static void read_file(uint64_t seed, int fd, char *data, uint64_t first, uint64_
         return;
     }
     uint64_t size = (uint64_t)st.st_size, chunks = (size + chunk - 1) / chunk;
-    /* Any odd step of a power of two visits all of them. */
+    /* Modulo a power of two, this generator takes each value once in `round` steps. */
     uint64_t round = 1, state = seed * 7919;
     while (round < chunks)
         round *= 2;
@@ -184,7 +187,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < threads; i++)
         if (pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i) != 0)
             abort();
-    sigset_t all; /* for those that read */
+    sigset_t all; /* blocked in this thread, so that the reading threads get the signals */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     for (int i = 0; i < threads; i++)

@@ -1,8 +1,9 @@
 """Performs the file operations on its standard input, one per line, and prints their results.
 
-A line has the operation's name, then its arguments. Paths are relative to the directory that is the
-program's only argument. The first word selects whether they are passed to the system as absolute
-paths, relative to the working directory, or relative to a directory's descriptor.
+Each line is a JSON list. Its first word selects whether paths are passed to the system as absolute
+paths, relative to the working directory, or relative to a directory's descriptor. Then come the
+operation's name and its arguments. Paths in a line are relative to the directory that is the
+program's only argument.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
 
 
 def touch(at: Any, path: Any) -> Any:
-    """Creates the file without write permission."""
+    """Creates the file with an open that is only for reading."""
     os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
 
 
@@ -70,7 +71,7 @@ def bind(at: Any, path: Any) -> Any:
 
 
 def temporary(at: Any, path: Any, kind: Any) -> Any:
-    """Creates a file with a random name, and renames it to a known one."""
+    """Creates a file, or a directory if `kind` is mkdtemp, with a random name below `path`."""
     made = ctypes.create_string_buffer(os.fsencode(path) + b"/XXXXXX")
     if kind == "mkdtemp":
         failed = not libc.mkdtemp(made)

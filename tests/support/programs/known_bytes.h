@@ -1,11 +1,11 @@
-/* Files whose bytes tell their place, as content() in support/epoch.py makes them. */
+/* The bytes of files whose every byte encodes its position, as content() in support/epoch.py. */
 #ifndef MONARCH_TESTS_KNOWN_BYTES_H
 #define MONARCH_TESTS_KNOWN_BYTES_H
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-/* Word `i` of the file with this seed. */
+/* Returns the 64-bit word `i` of the file with this seed. */
 static inline uint64_t word_of(uint64_t seed, uint64_t i) {
     uint64_t v = seed << 32 | i;
     v = (v ^ v >> 32) * 0xD6E8FEB86659FD93ULL;
@@ -13,7 +13,7 @@ static inline uint64_t word_of(uint64_t seed, uint64_t i) {
     return v ^ v >> 32;
 }
 
-/* How many of `n` bytes read at offset `at` are not the file's. */
+/* Returns how many of the `n` bytes that were read at offset `at` differ from the file's bytes. */
 static inline uint64_t count_wrong(uint64_t seed, const char *data, uint64_t at, uint64_t n) {
     uint64_t wrong = 0, known, i = 0;
     while (i < n) {
@@ -34,7 +34,7 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Raises `*most` to `value` if that is more; threads may do it at once. */
+/* Sets `*most` to `value` if `value` is larger. Several threads may call this at the same time. */
 static inline void raise_to(uint64_t *most, uint64_t value) {
     uint64_t seen = __atomic_load_n(most, __ATOMIC_RELAXED);
     while (value > seen &&

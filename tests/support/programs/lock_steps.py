@@ -1,7 +1,7 @@
-"""Acquires and releases locks on one file as its standard input says, one operation per line.
+"""Performs the lock operations on its standard input, one per line, on one file.
 
-Descriptors are numbered by slots. The program's arguments are the file and the flags for opening
-it.
+The operations name descriptors by slot numbers. The program's arguments are the file and the flags
+for opening it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def dup2(slot: Any, to: Any) -> Any:
 
 
 def command(slot: Any, name: Any, kind: Any, start: Any, length: Any) -> Any:
-    """F_SETLK and related commands. F_GETLK returns the conflicting lock."""
+    """Calls fcntl with F_SETLK or a related command, and returns the lock as the call leaves it:
+    with F_GETLK, the conflicting lock."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
