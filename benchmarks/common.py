@@ -40,7 +40,7 @@ __all__ = [
     "write_list",
 ]
 
-# Random paths are visited in the same order in every run and in both variants.
+# Random paths have the same order in every run and in both variants.
 SEED = 20221
 
 
@@ -182,7 +182,7 @@ class Daemon:
         source.
 
         A few files may stay there: the Bloom filter of changed files may contain a file although
-        another file on the same device was written.
+        only another file on the same device was written.
         """
 
         def settled() -> bool:
@@ -198,7 +198,7 @@ class Daemon:
             raise RuntimeError(f"files stay at the source: {bypass}")
 
     def environment(self) -> dict[str, str]:
-        """The environment of a program under the library."""
+        """Returns the environment of a program under the library."""
         ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config)}
         return plain_environment() | ours
 
@@ -306,8 +306,8 @@ class Asked(Protocol):
 
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
-    """Returns (answer of `ours`, answer of `plain`) to each line but the first, which warms both
-    up. They alternate in going first, because the first one finds the caches as the other has left
+    """Returns (answer of `ours`, answer of `plain`) to each line except the first one, which warms
+    both up. They alternate in going first, because each one finds the caches as the other has left
     them."""
     rest = iter(lines)
     first = next(rest)

@@ -1,8 +1,8 @@
 """``python -m benchmarks.monitoring``: the cost of monitoring a daemon with a million files.
 
-A program continuously opens files and records when it has opened how many, so that the frames of
-`monarch top` can be compared with it. Metrics are scraped while the daemon is idle. The report is
-about the same daemon.
+A program continuously opens files and records the number of opens over time, so that the numbers
+in the frames of `monarch top` can be compared with it. Metrics are scraped while the daemon is
+idle. The report is about the same daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from benchmarks.common import Daemon, plain_environment, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.overhead.__main__ import SCAN_LIMIT_S_PER_FILE, make_dataset
 
-# Opens files one after the other. For a line on standard input, prints when it has opened how many.
+# Opens files one after the other. At a line on standard input, prints (time, number of opens)
+# pairs.
 OPENER = """
 import json, os, select, sys, time
 root = sys.argv[1]
@@ -44,7 +45,7 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The project's limits: shares of a core, seconds, bytes.
+# The limits of the project: shares of a core, seconds, and bytes.
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")

@@ -1,24 +1,26 @@
-/* slowsource: a directory seen through a slow, counting, failing file system.
+/* slowsource: shows a directory through a slow, counting, failing file system.
  *
  *     slowsource BACKING CONTROL MOUNTPOINT [-o option,...]
  *     slowsource --layout
  *
- * Passes every call on to BACKING (FUSE, low-level interface) and stands in for a parallel file
- * system in tests, benchmarks and the demo. One bandwidth is shared by all readers and writers,
- * each kind of operation has a latency, every operation can be made to fail, and all that reaches
- * it is counted. Settings and counters are live in the file CONTROL, which it maps: a struct of
- * 64-bit words in the machine's own byte order, whose names and offsets `--layout` prints.
+ * The program passes every call on to BACKING (FUSE, low-level interface) and takes the place of a
+ * parallel file system in tests, benchmarks and the demo. All readers and writers share one
+ * bandwidth, each kind of operation has a latency, every operation can be made to fail, and all
+ * operations and bytes are counted. Settings and counters are in the file CONTROL, which the
+ * program maps, so that changes take effect at once. The file is a struct of 64-bit words in native
+ * byte order; `--layout` prints the names and offsets of the words.
  *
- * Options beside libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
- * next), direct (it keeps none at all), attr_timeout=SECONDS (how long the kernel may trust names
- * and attributes; 1 by default), link=FILE (the link is that of all who name this file, each at its
- * own rate: several clients of one server), until_eof (unmount and end at the end of standard
- * input, so also when the starter was killed).
+ * Options besides libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
+ * next), direct (the kernel keeps no pages), attr_timeout=SECONDS (how long the kernel may trust
+ * names and attributes; 1 by default), link=FILE (all mounts that name this file share one link,
+ * each at its own rate, like several clients of one server), flush (each close of a descriptor
+ * sends a request and waits for the answer), until_eof (the program unmounts and ends at the end of
+ * standard input, which also comes if the process that started it is killed).
  *
- * The low-level interface, because with the path-based one fstat() of an unlinked open file fails
- * and two hard links are two files. Its price is an O_PATH descriptor for every file that the
- * kernel remembers: as many files as RLIMIT_NOFILE allows. Needs /proc. O_TMPFILE is refused, as
- * many file systems do; locks never reach us (the kernel keeps them for this mount).
+ * The low-level interface is used because with the path-based one fstat() of an unlinked open file
+ * fails and two hard links appear as two files. It needs an O_PATH descriptor for every file that
+ * the kernel has cached, so RLIMIT_NOFILE limits their number. Needs /proc. O_TMPFILE is refused,
+ * as by many file systems. File locks never reach this program: the kernel handles them.
  *
  *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
  */
@@ -47,17 +49,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* libfuse prescribes the parameters; not every operation has a use for all. */
+/* libfuse prescribes the parameters; not every operation uses all of them. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 #include "slowsource_control.h"
 #include "slowsource_names.h"
 
-/* Operations waiting out their latency at one time. Each holds a thread, and libfuse's own loop
- * stops at ten: too few for the loaders of a training job. */
+/* How many operations can wait for their latency at the same time. Each of them occupies a thread.
+ * libfuse's own loop has at most ten threads, too few for the loaders of a training job. */
 #define THREADS 64
-/* Largest read [bytes], as many network file systems have it. libfuse 3.14 wants the same number
- * in init() and as mount option; with only one of them it ends without a word. */
+/* The largest read [bytes], as in many network file systems. libfuse 3.14 needs the same number in
+ * init() and as a mount option; with only one of them it exits without a message. */
 #define MAX_READ 131072
 #define MAX_READ_OPTION "max_read=131072"
 
@@ -69,7 +71,7 @@ static struct options {
 
 /* ---- files ---- */
 
-/* The kernel has followed links and checked access; our buffers are not aligned for O_DIRECT. */
+/* The kernel has followed links and checked access; buffers here are not aligned for O_DIRECT. */
 #define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
 
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
@@ -81,7 +83,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
     fi->direct_io = options.direct;
-    /* ENOENT: the opening process was killed meanwhile and nobody will send the release. */
+    /* ENOENT: the process that opened the file was killed meanwhile, so no release will follow. */
     if (fuse_reply_open(req, fi) == -ENOENT)
         close(fd);
 }
@@ -147,7 +149,7 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
-/* Closing a descriptor asks, and waits for the answer; it counts as fsync. */
+/* With the option `flush`, a close sends this request and waits for the answer. Counts as fsync. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     if (!refused(req, k_fsync))
         fuse_reply_err(req, 0);
@@ -188,7 +190,7 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         closedir(dir);
 }
 
-/* Always seeks: a name that did not fit into the last answer has been taken from the stream. */
+/* Seeks in every call: a name that did not fit into the last answer has left the stream. */
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                        struct fuse_file_info *fi) {
     char names[32768];
@@ -287,7 +289,7 @@ static void die(const char *what) {
     exit(1);
 }
 
-/* Emptied first: settings of an earlier run do not live on. */
+/* The file is emptied first, so that settings of an earlier run are dropped. */
 static void map_control(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd == -1 || ftruncate(fd, 0) == -1 || ftruncate(fd, sizeof *control) == -1)
@@ -300,7 +302,7 @@ static void map_control(const char *path) {
     control->magic = CONTROL_MAGIC;
 }
 
-/* Whoever comes first makes the file. */
+/* The mount that comes first creates the file. */
 static void share_link(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd == -1 || ftruncate(fd, sizeof *link_free_ns) == -1)
@@ -368,8 +370,8 @@ static void look_up_in_parallel(struct fuse_session *session) {
 static void look_up_in_parallel(struct fuse_session *session) {}
 #endif
 
-/* Unmounted by somebody, or SIGTERM, SIGINT, SIGHUP, or standard input at its end: all arrive at
- * sigwait. Requests on their way are dropped with the connection, not waited for. */
+/* Waits for the end: an unmount, SIGTERM, SIGINT, SIGHUP or the end of standard input. All of them
+ * arrive at sigwait as signals. Requests in progress are dropped with the connection. */
 static void run(struct fuse_session *session) {
     sigset_t ends;
     int signal_number;
@@ -415,7 +417,7 @@ int main(int argc, char **argv) {
     if (fuse_opt_parse(&args, &options, known, NULL) == -1)
         return 2;
     attr_timeout_s = options.attr_timeout;
-    /* Descriptor limit, umask and timer slack before the threads, which inherit the last two. */
+    /* The descriptor limit, umask and timer slack must be set before the threads start. */
     raise_descriptor_limit();
     umask(0);
     prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
@@ -429,7 +431,7 @@ int main(int argc, char **argv) {
         operations.flush = op_flush;
     struct fuse_session *session = fuse_session_new(&args, &operations, sizeof operations, NULL);
     if (!session || fuse_session_mount(session, argv[3]) == -1)
-        return 1; /* libfuse said why */
+        return 1; /* libfuse has printed the reason */
     look_up_in_parallel(session);
     run(session);
     return 0;

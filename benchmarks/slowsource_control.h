@@ -1,8 +1,9 @@
-/* slowsource: the control file, and what its settings cost an operation. Included by slowsource.c,
- * which includes the headers that this one needs. */
+/* slowsource: the control file, and the effect of its settings on operations. Included by
+ * slowsource.c, which includes the headers that this one needs. */
 
-/* getattr: lookups too. release: of files and directories. other: names and attributes that
- * change, links, extended attributes, statfs, opendir, lseek for holes, fallocate. */
+/* The kinds of operations. getattr includes lookups. release is of files and directories. other is
+ * everything else: changes of names and attributes, links, extended attributes, statfs, opendir,
+ * lseek for holes, fallocate. */
 #define KINDS(X) \
     X(getattr) X(open) X(create) X(read) X(write) X(readdir) X(release) X(fsync) X(other)
 #define X(name) k_##name,
@@ -17,14 +18,14 @@ struct control {
     _Atomic uint64_t ready;               /* 1 from the kernel's first request on */
     _Atomic uint64_t rate;                /* [bytes/s], of the link; 0: no limit */
     _Atomic uint64_t fail;                /* errno of every operation; 0: none fails */
-    _Atomic uint64_t latency_ns[N_KINDS]; /* read again while it is waited for */
+    _Atomic uint64_t latency_ns[N_KINDS]; /* read again during the wait */
     _Atomic uint64_t count[N_KINDS];
     _Atomic uint64_t bytes_read, bytes_written;
 };
 static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
 
 static struct control *control;
-/* When the link is free again; in a file where several mounts share it. */
+/* The time at which the link is free again [ns]; in a file if several mounts share the link. */
 static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {
@@ -39,7 +40,7 @@ static void sleep_until(uint64_t when_ns) {
     }
 }
 
-/* In steps of 10 ms, so that a latency of minutes ends soon after it is set back. */
+/* Waits in steps of 10 ms, so that a wait of minutes ends soon after the latency is reduced. */
 static void wait_latency(enum kind kind) {
     uint64_t start = now_ns(), now = start;
     for (;;) {
@@ -51,8 +52,8 @@ static void wait_latency(enum kind kind) {
     }
 }
 
-/* Sends n bytes over the one link, in pieces of some 10 ms: waiting readers take turns, and a
- * new rate counts soon. Only bytes that exist are paid for, not those asked for past the end. */
+/* Sends n bytes over the shared link, in pieces of about 10 ms, so that waiting readers take turns
+ * and a new rate takes effect soon. Bytes requested past the end of a file take no time. */
 static void wait_link(uint64_t n) {
     while (n) {
         uint64_t rate = control->rate, piece = rate / 100 > 512 ? rate / 100 : 512;
@@ -69,7 +70,7 @@ static void wait_link(uint64_t n) {
     }
 }
 
-/* Counts the operation and waits its latency; true: it was answered with the error asked for. */
+/* Counts the operation and waits for its latency. Returns 1 if it replied with the error `fail`. */
 static int refused(fuse_req_t req, enum kind kind) {
     control->count[kind]++;
     wait_latency(kind);

@@ -1,8 +1,8 @@
-/* slowsource: the files that the kernel knows, and the operations on names and attributes.
+/* slowsource: the files that the kernel has cached, and operations on names and attributes.
  * Included by slowsource.c, which includes the headers that this one needs. */
 
-/* One file of BACKING that the kernel knows; its address is the node number. `fd` (O_PATH) pins
- * the backing inode, so that (dev, ino) cannot come to mean another file. */
+/* One file of BACKING that the kernel has cached; its address is the node number. `fd` (O_PATH)
+ * keeps the backing inode, so that (dev, ino) cannot be reused for another file. */
 struct inode {
     struct inode *next;
     uint64_t lookups;
@@ -18,10 +18,10 @@ static struct inode *buckets[BUCKETS];
 static pthread_mutex_t inodes_lock = PTHREAD_MUTEX_INITIALIZER;
 static double attr_timeout_s;
 
-/* For system calls that answer -1 and errno. */
+/* Replies with the result of a system call that returns -1 and sets errno on failure. */
 static void done(fuse_req_t req, long result) { fuse_reply_err(req, result == -1 ? errno : 0); }
 
-/* Answers with errno if the call before it failed. */
+/* If `result` is -1, replies with errno and returns 1. */
 static int failed(fuse_req_t req, long result) {
     return result == -1 ? (fuse_reply_err(req, errno), 1) : 0;
 }
@@ -30,7 +30,7 @@ static struct inode *node(fuse_ino_t ino) {
     return ino == FUSE_ROOT_ID ? &root : (struct inode *)(uintptr_t)ino;
 }
 
-/* An O_PATH descriptor does not open, chmod or read attributes; its name in /proc does. */
+/* An O_PATH descriptor cannot be used to open, chmod or read attributes; its name in /proc can. */
 struct proc_name {
     char s[32];
 };
@@ -40,7 +40,7 @@ static struct proc_name proc_name(fuse_ino_t ino) {
     return p;
 }
 
-/* Finds the inode again or makes one; takes over `fd`. NULL: no memory. */
+/* Returns the inode, known or new, and takes ownership of `fd`. NULL: out of memory. */
 static struct inode *remember(const struct stat *st, int fd) {
     struct inode **bucket = &buckets[(st->st_ino ^ st->st_dev * 31) % BUCKETS], *i;
     pthread_mutex_lock(&inodes_lock);
@@ -92,7 +92,7 @@ static int find(fuse_ino_t parent, const char *name, struct fuse_entry_param *e)
     return e->ino ? 0 : ENOMEM;
 }
 
-/* Answers with the name's entry, if the call before it, which answers -1 and errno, succeeded. */
+/* Replies with the entry of a name, or with errno if `result` is -1. */
 static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *name) {
     struct fuse_entry_param e;
     int error = result == -1 ? errno : find(parent, name, &e);
@@ -102,9 +102,10 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
         fuse_reply_entry(req, &e);
 }
 
-/* Between these two, what root makes gets the caller's group, or the directory's where that is
- * set-group-id, by the kernel's own rule. fsuid would do the same for the user, but drops the
- * right to write in directories that the caller may write through a supplementary group. */
+/* Between as_caller and give_to_caller, files that root creates get the caller's group, or the
+ * directory's group if the directory is set-group-id, by the kernel's own rule. setfsuid would do
+ * the same for the user, but would also remove the right to write to directories that the caller
+ * may write to through a supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);
@@ -158,7 +159,7 @@ static struct timespec time_to_set(int set, int now, struct timespec t) {
     return set ? t : (struct timespec){0, UTIME_OMIT};
 }
 
-/* Owner before mode: chown clears set-user-id bits that the same request may want kept. */
+/* The owner is set first, because chown clears set-user-id bits that the request may set. */
 static int set_attributes(fuse_ino_t ino, const struct stat *a, int set,
                           struct fuse_file_info *fi) {
     const struct proc_name name = proc_name(ino);
@@ -244,7 +245,7 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t dir, const char *name) {
         done(req, unlinkat(node(dir)->fd, name, AT_REMOVEDIR));
 }
 
-/* By number: the wrapper is younger than the oldest C library that this is built against. */
+/* Called by number: the wrapper is newer than the oldest C library that this is built against. */
 static void op_rename(fuse_req_t req, fuse_ino_t from, const char *name, fuse_ino_t to,
                       const char *new_name, unsigned flags) {
     if (refused(req, k_other))
@@ -262,7 +263,7 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino) {
 
 /* ---- extended attributes ---- */
 
-/* Answers with the n bytes of `value`, with n alone if only the size was asked for (size 0). */
+/* Replies with the n bytes of `value`, or with n if only the size was requested (size 0). */
 static void reply_value(fuse_req_t req, ssize_t n, const char *value, size_t size) {
     if (n == -1)
         fuse_reply_err(req, errno);

@@ -4,9 +4,9 @@ operations.
 The dataset is read without the library, then under it: epoch 1 from the source while the daemon
 makes copies, the later ones from the copies. Each later epoch is paired with one that reads the
 copies without the library. Then the names and attributes of a tree of small files are read, epoch
-after epoch (metadata.py). Needs FUSE, whose slow source counts the operations that reach it. The
-copies lie in the page cache and no thread waits, so epochs are compared by their CPU times, which
-other users of the machine do not affect; wall times are reported as well.
+after epoch (metadata.py). The slow source, which needs FUSE, counts the operations that reach it.
+The copies are in the page cache and no thread waits, so epochs are compared by their CPU times,
+which other users of the machine do not affect; wall times are reported as well.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class Epochs:
         daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
-        """Measures epochs from the copies, paired with the same without the library, and their
-        operations at the source. (The kernel handles locks itself here, so that they do not reach
-        the source.)"""
+        """Measures epochs from the copies, each paired with one that reads the copies without the
+        library, and the operations that reach the source. Locks are not among them, because the
+        kernel handles the locks of this source itself."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]

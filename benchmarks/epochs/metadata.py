@@ -24,12 +24,12 @@ __all__ = ["count_metadata", "make_tree"]
 WALKER = Path(__file__).with_name("walker.py")
 CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
 QUOTA_BYTES = 64 << 20
-# A younger directory may still change without a new timestamp, so that its times are not trusted
-# [s].
+# The age from which a directory's times are trusted [s]. A younger directory may still change
+# without a new timestamp.
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# Listings rely on checks of directories that are at most this old, so each epoch starts without
-# valid checks [s].
+# How long listings rely on an earlier check of a directory [s]. Each epoch waits this long first,
+# so it starts without valid checks.
 LOOK_S = 1.0
 # The limit on operations, relative to those without the library. The kernel sends a few for each
 # directory and the directories above it, and none for files.

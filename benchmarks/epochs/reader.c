@@ -1,11 +1,11 @@
-/* Reads a whole dataset as a training job's loader does: threads take files from one shuffled list,
- * open, fstat, pread to the end, close.
+/* Reads a whole dataset as a training job's loader does: threads take files from one shuffled list.
+ * For each file they call open and fstat, pread until the end of the file, and close.
  *
  *   reader LIST THREADS BLOCK     LIST: paths, each ended by a NUL; BLOCK: bytes of one pread
  *
- * One line on standard input, "epoch N", is one epoch in the order that belongs to N; the answer is
- * one line with its wall time and the CPU time of all threads in ns, the bytes read, and the number
- * of files that could not be read.
+ * The line "epoch N" on standard input runs one epoch, in an order that depends on N. The answer is
+ * one line: the wall time and the CPU time of all threads [ns], the bytes read, and the number of
+ * files that could not be read.
  */
 #define _GNU_SOURCE
 #include <errno.h>

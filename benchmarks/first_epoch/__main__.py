@@ -30,8 +30,8 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 MIB = 1 << 20
 BLOCK, SMALL_BLOCK = 256 * 1024, 64 * 1024
 VM = Path("/proc/sys/vm")
-# Each pair of settings: in bytes, or as a share of memory. The one written last is in effect; the
-# other reads 0.
+# Each limit can be set in bytes or as a share of memory. The setting that was written last is in
+# effect, and the other one reads 0.
 DIRTY = (("dirty_background_bytes", "dirty_background_ratio"), ("dirty_bytes", "dirty_ratio"))
 Run = dict[str, Any]
 
@@ -107,7 +107,7 @@ class FirstEpoch:
 
     def _ours(self, how: str, **more: Any) -> Run:
         """Runs one first epoch. `served` is the number of bytes that the source has sent until
-        everything was copied."""
+        everything was copied, relative to the size of the dataset."""
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
             self.slow.reset()

@@ -52,7 +52,8 @@ class Case:
     """A dataset behind a source.
 
     latency_s : of an open, a look-up and a read [s];  rate : of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to plain; None for none
+    quiet, busy : limits on the time of the first epoch, relative to plain, on a machine that is
+        otherwise idle or busy (--busy); None for no limit
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
         nothing, `warm` for everything
@@ -90,7 +91,7 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """What a run uses: pages of the source's files, copies, and a program with its daemon."""
+        """The memory of a run [bytes]: pages of the source's files, copies, program and daemon."""
         return 2 * self.files * max(self.size, 4 * KIB) + (512 << 20)
 
     @property
@@ -121,7 +122,7 @@ CASES = (
 )
 
 
-# A dataset is older than this when a job begins [s].
+# The minimum age of a dataset when a job begins [s].
 OLD_S = 3.0
 
 
@@ -179,7 +180,7 @@ class Cold:
 
     def _prepare_pages(self) -> None:
         is_cold = self.case.pages == "cold"
-        os.sync()  # dirty pages could not be dropped
+        os.sync()  # dirty pages cannot be dropped
         for path in self.backing.glob("*/*"):
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -248,8 +249,8 @@ class Cold:
 def daemon_cpu_s(config: Path) -> float:
     """Returns the CPU time that the daemon of a configuration has used so far [s].
 
-    The session says which process that is: a search among all processes would take from the epoch
-    that has just begun more time than the daemon does.
+    The session's control segment has the process id. A search among all processes would take more
+    CPU time from the epoch that has just begun than the daemon does.
     """
     control = Segment.open(SessionDir.of(config).control, writable=False)
     times = psutil.Process(int(control.as_struct("struct monarch_control").pid)).cpu_times()
@@ -263,8 +264,8 @@ def operations(counts: dict[str, int]) -> int:
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns how many more metadata operations, without opens, there are than without Monarch, per
-    file; with `scan: lazy` per file that was not read."""
+    """Returns the metadata operations, without opens, that Monarch adds to those of the program
+    alone: per file or, with `scan: lazy`, per file that was not read."""
     more = operations(ours[-1]["source"]) - operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)

@@ -2,11 +2,11 @@
 
 There are two measurements, both with a daemon that has just been started:
 
-- Readers read one part of a dataset, which the configuration leaves to the source, while the other
-  part is filled ahead: the time of each file's open and reads, compared with the same program
-  alone.
-- A dataset of many files, whose scan has just begun: the time from the end of the first read of a
-  file until the open of another process is served by the file's copy.
+- Readers read one part of a dataset, which the configuration excludes from copying, while the other
+  part is filled ahead. The time of each file's open and reads is compared with that of the same
+  program alone.
+- The scan of a dataset of many files has just begun. Measured is the time from the end of the first
+  read of a file until another process's open of the file is served by the copy.
 
 The first measurement needs FUSE.
 """
@@ -34,8 +34,9 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# Readers beside fills: the number of files to fill, so large that fills continue for as long as
-# programs read the others; the files' size; the source's latency and rate.
+# Readers beside fills: the numbers of files to fill and to read, the files' size, and the threads.
+# There are so many files to fill that fills continue as long as the readers run. LATENCY_S and
+# RATE are those of the source [s, bytes/s].
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
@@ -52,7 +53,7 @@ while True:
 
 @contextmanager
 def tier() -> Iterator[Path]:
-    """An empty directory in RAM."""
+    """Yields an empty directory in RAM."""
     place = Path(tempfile.mkdtemp(prefix="monarch-delays-", dir="/dev/shm"))
     try:
         yield place
@@ -72,9 +73,9 @@ def make_parts(backing: Path) -> None:
 
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
-    """Returns the times of an open with its reads.
+    """Returns the median and 99th percentile of the time of a file's open and reads [s].
 
-    beside : whether the other part is filled meanwhile; their number is then returned as "fills"
+    beside : whether the other part is filled meanwhile; the number of fills is returned as "fills"
     """
     binary = find_slowsource()
     assert binary is not None

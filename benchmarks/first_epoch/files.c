@@ -2,12 +2,12 @@
  *
  *   files LIST THREADS EPOCHS SHARE
  *
- * LIST holds paths, each ended by a NUL. In every epoch each file is opened, read to its end in
- * preads of 256 KiB and closed once, in a random order of that epoch; with SHARE below 1 only that
- * share of the list is read, the same files in every epoch. One line of JSON goes to standard
- * output before the first open, {}, and one after each epoch: seconds, this process's CPU time in
- * it, bytes, files that failed, and the time from before a file's open until its last byte (median
- * and 99th percentile, in seconds).
+ * LIST contains paths, each ended by a NUL. In every epoch each file is opened, read to its end in
+ * preads of 256 KiB and closed once. The order is random and different in each epoch. With SHARE
+ * below 1 only that share of the list is read, the same files in every epoch. The program prints
+ * the line {} before the first open, and one line of JSON after each epoch: seconds, the CPU time
+ * of this process, bytes, files that failed, and the median and 99th percentile of the time from
+ * before a file's open until its last byte [s].
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,11 +1,12 @@
-/* Reads a dataset once and says how it went.
+/* Reads a dataset once and reports the times.
  *
  *   reader HOW LIST THREADS BLOCK     HOW: read, pread, random, mmap or fread
  *
- * LIST holds paths, each ended by a NUL. Threads take whole files from the list, in its order; for
- * `random` they take blocks of all files in one random order, by pread, each once. The answer is
- * one JSON object: seconds, bytes, files that failed, the longest time until a thread had its first
- * block, single reads (median, 99 %, longest), all in seconds, and the bytes read in each 50 ms.
+ * LIST contains paths, each ended by a NUL. Threads take whole files from the list, in its order.
+ * With `random` they take the blocks of all files in one random order, and read each once by pread.
+ * The answer is one JSON object: seconds, bytes, files that failed, the longest time until a thread
+ * had its first block, the times of single reads (median, 99 %, longest), all in seconds, and the
+ * bytes read in each 50 ms.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +61,7 @@ static void load(const char *file) {
     fclose(f);
 }
 
-/* One read has ended. */
+/* Records a read of n bytes that began at `began` and has just ended. */
 static void note(uint64_t began, uint64_t n, int *is_first) {
     uint64_t end = now(), span = (end - start_ns) / SPAN_NS;
     __atomic_fetch_add(&total, n, __ATOMIC_RELAXED);

@@ -1,7 +1,7 @@
 """``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
 
-The benchmark measures the requests of a group to its source, the time of a group compared with
-h5py, which reads one sample after the other, and how long a training waits whose computation takes
+The benchmark measures the requests of a group to its source; the time of a group, compared with
+h5py, which reads one sample after the other; and how long a training waits if its computation takes
 longer, or shorter, than reading a group. Needs FUSE and h5py.
 """
 
@@ -77,7 +77,8 @@ class Groups:
         return loader.times, took_s, self._slow.counts()
 
     def h5py_s(self, samples: int) -> float:
-        """How long h5py takes for as many samples as a group has, in random order [s]."""
+        """Returns the time of h5py for as many random samples as a group has, estimated from
+        `samples` of them [s]."""
         wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
         with h5py.File(self._path, "r") as file:
             found = file["x"]
@@ -113,9 +114,10 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Measures how long the training waits for groups after the first one. Also returns the medians
-    per group [s] of reading, computing and waiting, for a computation of twice and of half the
-    reading time."""
+    """Measures how long the training waits for groups after the first one.
+
+    Also returns the medians per group of the times of reading, computing and waiting [s], for two
+    trainings: one computes for twice the reading time, the other one for about half of it."""
     shares, excesses = [], []
     longer, shorter = [], []
     for _ in range(rounds):

@@ -42,8 +42,7 @@ from monarch_py.demo.slowsource import SlowSource, why_unavailable
 
 SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
 SOURCES = ("4 ms", "present")
-# How long a process may take to end after it was told to [s]: `monarch run` removes its copies
-# meanwhile.
+# How long a process may take to end [s]: `monarch run` removes its copies in that time.
 END_LIMIT_S = 60.0
 
 
@@ -210,7 +209,7 @@ Runs = dict[str, dict[str, list[list[Epoch]]]]
 
 
 def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rounds: int) -> Runs:
-    """Returns the epochs by source, product and round."""
+    """Runs all rounds. Returns the epochs by source, product and round."""
     runs: Runs = {source: {name: [] for name in names} for source in SOURCES}
     for number in range(rounds):
         for source in SOURCES:

@@ -52,7 +52,7 @@ def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
 
 
 def local() -> Iterator[Result]:
-    """Four nodes that can hold everything: samples from other nodes, relative to the least."""
+    """Yields the samples from other nodes relative to the minimum, on nodes with room for all."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
     )
@@ -73,7 +73,7 @@ def local() -> Iterator[Result]:
 
 
 def shares() -> Iterator[Result]:
-    """Four nodes that can hold everything: the share of samples from other nodes, by sampler."""
+    """Yields the share of samples from other nodes by sampler, on four nodes with room for all."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
     what = "4 nodes of 64: samples from other nodes, {}"
     for kind in (LocalFirstSampler, SolarSampler):
@@ -171,8 +171,8 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Returns the time to schedule an epoch, and to resume in its middle and at its end, each
-    including the first batch [s]."""
+    """Returns the median and the largest ratio of two times: to resume an epoch at a step,
+    including its first batch, and to schedule the epoch."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -260,7 +260,7 @@ def loader() -> Iterator[Result]:
             first = epoch_of(ours, ours.set_epoch, number)
             second = epoch_of(BatchSampler(theirs, BATCH, False), theirs.set_epoch, number)
             third = epoch_of(ours, ours.set_epoch, number)
-            # The samplers alternate in going first, so that neither gains from it.
+            # Our sampler runs before and after torch's, so that neither gains from its position.
             pairs.append(((first + third) / 2, second))
         what = "DataLoader, present dataset: CPU, our sampler / torch's"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)

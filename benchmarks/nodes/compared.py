@@ -1,8 +1,8 @@
 """Monarch compared with widely used loaders, with the same four ranks, bytes and source.
 
 Each loader gets the same samples in its own format, created beforehand: files, tar shards
-(webdataset), MDS shards (MosaicML streaming, with a cache for each rank as large as Monarch's tier
-and staging area). A loader that is not installed is left out.
+(webdataset), or MDS shards (MosaicML streaming, with a cache for each rank as large as Monarch's
+tier and staging area). A loader that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ COMPARED = {
 # The limit on the time of an epoch after the first one, relative to the time in which the source
 # can send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
-# Gives a program its own /dev/shm, as it has on a separate node. The directory $2 of the old one
-# remains accessible there; $1 is an empty directory.
+# Gives a program its own /dev/shm, as it would have on a separate node. $2 is a directory in the
+# old /dev/shm, which remains accessible under its path; $1 is an empty directory.
 OWN_SHM = """
 mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
 mount --rbind "$1" "$2" && shift 2 && exec "$@"

@@ -214,7 +214,7 @@ def torchdata(job: Job) -> Loader:
 
 
 def tensorflow(job: Job) -> Loader:
-    """The loader's cache lies in a file, which is complete after an epoch."""
+    """Returns a tf.data loader. Its cache is a file, which is complete after an epoch."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -287,7 +287,7 @@ def staged(job: Job) -> Loader:
 
 
 def groups(job: Job) -> Loader:
-    """A single process reads, whatever the number of workers."""
+    """Returns a GroupLoader, which reads in a single process for any number of workers."""
     import torch  # a training has imported torch before its first epoch
 
     from monarch_py.loaders import GroupLoader

@@ -49,9 +49,9 @@ class Rates:
 
 
 class Simulated(NamedTuple):
-    """The simulated bytes of one or several epochs.
+    """The time and bytes of one or several epochs, simulated or real.
 
-    source : sent by the source;  peers : sent by other nodes [bytes]
+    source, peers : sent by the source, and by other nodes [bytes]
     """
 
     seconds: float
@@ -95,8 +95,8 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Replaces nodes without a daemon: all nodes read their files from the source, and their
-        own ranks read everything from the source."""
+        """Changes a decision for nodes without a daemon: all nodes read the files of these nodes
+        from the source, and the ranks of these nodes read everything from the source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -114,9 +114,9 @@ class Run:
     def by_plan(self) -> list[Simulated]:
         """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
 
-        The staging area only holds files that the node does not keep. In the simulator, all files
-        pass through its buffer. So the buffer is larger than the area in proportion to the bytes
-        that are kept.
+        A daemon's staging area holds only files that the node does not keep, but in the simulator
+        all files pass through the staging buffer. The buffer is therefore made larger than the
+        area, in proportion to the bytes that the node keeps.
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -126,7 +126,7 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the share of all bytes read by ranks whose files their nodes do not keep."""
+        """Returns the share of bytes that ranks read of files that their own nodes do not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True

@@ -3,11 +3,11 @@
  *
  *   reader THREADS BLOCK
  *
- * One line on standard input, "epoch LIST COMPUTE", is one epoch: LIST holds paths, each ended by a
- * NUL, COMPUTE are the ns of a file. The answer is one line: the epoch's wall time, the CPU time of
- * all threads, the time they were in calls that open, read and close, the longest such call (all in
- * ns), the bytes read, the files that could not be read, and a number that depends on every byte
- * and its place.
+ * The line "epoch LIST COMPUTE" on standard input runs one epoch. LIST is a file of paths, each
+ * ended by a NUL; COMPUTE is the computing time of a file [ns]. The answer is one line: the epoch's
+ * wall time, the CPU time of all threads, the total time of calls that open and read, the longest
+ * such call (all in ns), the bytes read, the number of files that could not be read, and a number
+ * that depends on every byte and its place.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -58,7 +58,7 @@ static void load(const char *file) {
         paths[i] = at;
 }
 
-/* A call has ended that began then. */
+/* Records the time of a call that began at `began` and has just ended, and returns it [ns]. */
 static uint64_t note(uint64_t began) {
     uint64_t took = now(CLOCK_MONOTONIC) - began;
     uint64_t seen = __atomic_load_n(&longest_ns, __ATOMIC_RELAXED);
@@ -126,7 +126,7 @@ static void run_epoch(int threads) {
         pthread_join(thread[i], NULL);
     wall = now(CLOCK_MONOTONIC) - wall;
     cpu = now(CLOCK_PROCESS_CPUTIME_ID) - cpu;
-    /* In 53 bits, as JSON has them. */
+    /* The digest is cut to 53 bits, which a number in JSON can represent. */
     uint64_t all[] = {wall, cpu, io_ns, longest_ns, bytes, failed, digest >> 11};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         printf("%llu%c", (unsigned long long)all[i], i + 1 < sizeof all / sizeof *all ? ' ' : '\n');

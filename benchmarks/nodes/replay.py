@@ -28,7 +28,7 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Measures the rates: of a link with plain sendfile, of a tier with the reader on plain files
+    """Measures the rate of a link with plain sendfile, and of a tier with the reader on plain files
     in memory.
 
     source : an epoch of all nodes without daemons

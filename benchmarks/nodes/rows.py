@@ -171,7 +171,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures the same nodes with a compute time of twice the time of an epoch without it."""
+        """Measures the same nodes while the ranks compute for twice the time of an epoch of
+        reads."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -190,10 +191,11 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks on one of two nodes, each with a different share of misses: first all
-        readers get equal shares, then ranks get shares by their misses. The threads are a
-        bottleneck if all files come from the other node; together with those that read the source
-        there are enough."""
+        """Measures four ranks on one of two nodes, each with a different share of misses.
+
+        First all ranks get equal shares of the daemon's threads, then shares by their misses. If
+        all missing files come from the other node, these threads are a bottleneck. Together with
+        the threads that read the source, there are enough."""
         results = []
         for name, is_on, fetch, most in (
             ("before sharing", False, "holders", None),
@@ -293,7 +295,7 @@ class Rows:
         return compared(self.place, self.programs, self.rate, self.link_bits, mib, 128)
 
     def _digests(self) -> list[list[int]]:
-        """Returns the digests of each epoch's bytes, by rank, when nothing is slow."""
+        """Returns the digests of each epoch's bytes, by rank, from runs at full speed."""
         with self.testbed(self.layout(4, has_daemons=False)) as bed:
             for mount in bed.mounts:
                 mount.rate(0)

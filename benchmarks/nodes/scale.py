@@ -1,7 +1,7 @@
 """``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-Constants are measured; epochs are simulated, with the same policy classes that the daemons use, for
-jobs that grow with the number of nodes. A picture goes to docs/img.
+Constants (memory and CPU time per file) are measured. Epochs of jobs that grow with the number of
+nodes are simulated, with the policy classes that the daemons use. A picture goes to docs/img.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions lie here. Their configurations distinguish them.
+            # All sessions are in this directory; their names depend on their configurations.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()

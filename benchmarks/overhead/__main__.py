@@ -13,8 +13,8 @@ as well, with the library and without it; the imports, which take seconds, run c
     imports       import tensorflow, import torch; takes minutes
     instructions  instructions added to calls outside every source; needs valgrind
 
-Ratios of calls are ratios of CPU times: nothing here waits, and a pause in which the machine runs
-other processes is not counted. The JSON has the ratios of wall times as well.
+Ratios of calls are ratios of CPU times, because the calls do not wait, and a time in which the
+machine runs other processes does not count. The JSON has the ratios of wall times as well.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Calls:
     def _pair(
         self, ours_on: list[str], plain_on: list[str], operations: list[Operation]
     ) -> list[Result]:
-        """Measures operations in a pair of processes, each of which has a different order: the
-        second one to access a file would otherwise find the processor's caches filled by the first.
+        """Measures operations in a pair of processes, which access files in different orders.
+        Otherwise the process that goes second would find the caches filled by the first one.
 
         ours_on, plain_on : the paths of the process with the library and of the one without
         """

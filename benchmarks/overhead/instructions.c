@@ -1,8 +1,9 @@
-/* Does one kind of call N times, for a tool that counts instructions.
+/* Makes one kind of call N times, for a tool that counts instructions.
  *
  *   instructions CALL N FILE
  *
- * What is needed around the call goes by syscall(), which nobody stands in front of. */
+ * Other calls that are needed go through syscall(), which the preload library does not intercept.
+ */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

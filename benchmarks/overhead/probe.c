@@ -1,15 +1,15 @@
-/* Does one kind of operation n times and says how long that took. The benchmark runs it twice, with
- * and without the preload library, and lets the two take turns: only their ratio means anything on
- * a machine that others use too.
+/* Does one kind of operation n times and reports how long that took. The benchmark runs this
+ * program twice, with and without the preload library, and lets the two take turns: on a machine
+ * that others use too, only the ratio of their times is meaningful.
  *
- *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; what follows is added to
- *                                       the environment of what `spawn` starts
+ *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; the other words are added
+ *                                       to the environment of programs that `spawn` starts
  *
- * One line on standard input, "OPERATION N", is one round; the answer is one line with the wall
- * time and the CPU time of this thread in ns, the number of operations that failed, and the number
- * of names that were listed. `list` and operations on `random` paths go on where the round before
- * ended, through the same permutation of the list in every process that has the same seed; all
- * others take the list's first path.
+ * The line "OPERATION N" on standard input runs one round. The answer is one line: the wall time
+ * and the CPU time of this thread [ns], the number of operations that failed, and the number of
+ * names that were listed. `list` and operations on `random` paths go through a permutation of the
+ * list, which is the same for the same seed, and each round continues where the last one ended. All
+ * other operations use the list's first path.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -131,7 +131,7 @@ static void pread_one(struct round *r) {
         r->failed += pread(r->fd, buffer, BLOCK, (off_t)i % r->blocks * BLOCK) != BLOCK;
 }
 
-/* Without a stat of the names: what a directory costs, not its files. */
+/* Does not stat the names, so that only the cost of the directory itself is measured. */
 static void list_directories(struct round *r) {
     for (uint64_t i = 0; i < r->n; i++) {
         DIR *listing = opendir(next_path(r->list));

@@ -105,8 +105,8 @@ def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Returns the CPU times of both commands [ns]. They run at the same time on one core each, then
-    with exchanged cores: a slowdown of the machine for some seconds affects both, and so does a
-    slower core."""
+    again with exchanged cores. A slow phase of the machine thus affects both, and so does a slower
+    core."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]
@@ -156,7 +156,7 @@ def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[
         "python_start",
         "starting python",
         1.05,
-        # Without the site packages, which differ between installations.
+        # Site packages are left out, because they differ between installations.
         (sys.executable, "-I", "-S", "-c", "pass"),
         STARTS,
         rounds * MORE_ROUNDS,
@@ -213,8 +213,8 @@ def _make_repository(root: Path) -> None:
             directory.mkdir(parents=True)
         file = directory / f"file{number:04d}.txt"
         file.write_text(f"{number}\n")
-        # Older than the index. Otherwise git would read the files, because it could not rule out a
-        # change.
+        # The file is made older than the index. Otherwise git would read it, because it could not
+        # rule out a change.
         os.utime(file, (1_600_000_000, 1_600_000_000))
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run([*GIT, "-C", str(root), *command], check=True, env=plain_environment())

@@ -180,7 +180,7 @@ def main() -> int:
         "rate": args.rate,
         "bytes": args.mib * MIB,
     }
-    # On tmpfs, so that the link is measured and not a disk.
+    # The files are on tmpfs, so that the link is measured and not a disk.
     with scratch(Path("/dev/shm")) as place:
         results = run(args, place, args.rate)
         if args.unlimited:

@@ -114,6 +114,6 @@ class FileServer(PeerServer):
             lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 
     def __len__(self) -> int:
-        """The number of shared files."""
+        """Returns the number of shared files."""
         with self._open_table() as table:
             return int(lib.monarch_peer_table_length(table))

@@ -192,7 +192,7 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
 
 def main() -> None:
     role, host, *words = sys.argv[1:]
-    # Not on the command line, which every user can read.
+    # The secret is not on the command line, which every user can read.
     secret = bytes.fromhex(os.environ.pop("MONARCH_BENCHMARK_SECRET"))
     if role == "serve":
         serve(secret, host, Path(words[0]), int(words[1]), int(words[2]))

@@ -233,7 +233,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()
     document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
-    # Whole steps: samples dropped at the end of an epoch would count as saved.
+    # Rounded up to whole steps, because samples dropped at the end of an epoch would count as
+    # saved.
     samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
     document["samples"] = samples
     results: list[Result] = []

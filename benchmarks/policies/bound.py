@@ -29,22 +29,22 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Any prices give a bound. Noise raises them by at most its width, so lower ones are tried as
-    # well.
+    # Any prices give a bound. Noise raises the prices by at most `width`, so lower prices are tried
+    # as well.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
 
 
 def bound(program: Program, prices: Floats) -> float:
-    """An upper bound on the value of any placement, for any prices.  prices : (nodes,), 0 or more
+    """Returns an upper bound on the value of any placement.  prices : (nodes,), any values >= 0
 
     With gain g = value - price, a file adds size x (sum of the positive g, or the largest g if none
     is positive) if it must be held, and size x max(0, largest g) if it is held at most once.
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
-    # Node by node, so that no table of all nodes is needed.
+    # The sums go node by node, so that no table of all nodes is needed.
     for node, price in enumerate(prices):
         gain = program.values(node) - price
         np.maximum(largest, gain, out=largest)

@@ -55,7 +55,7 @@ class ClientLog:
         return 1 + sum(self._reads_about(other, now) for other in self._others[node])
 
     def _reads_from(self, node: int, now: float) -> bool:
-        """Whether a search of the logs finds a read at `now` or later.
+        """Returns whether a search of the logs finds a read at `now` or later.
 
         As published, a log whose last entry is older than the window is not searched.
         """
@@ -67,7 +67,7 @@ class ClientLog:
         return log[-1] >= now or bisect_left(log, now) < len(log)
 
     def _reads_about(self, node: int, now: float) -> bool:
-        """Whether a read is logged within the window about `now`."""
+        """Returns whether a read is logged within the window about `now`."""
         for log in (self.reads[node], self.prefetches[node]):
             at = bisect_left(log, now - WINDOW_S)
             if at < len(log) and log[at] <= now + WINDOW_S:

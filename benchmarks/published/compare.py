@@ -68,7 +68,7 @@ def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def scenario_of(record: Mapping[str, Any]) -> Scenario:
-    """The scenario of a recorded run."""
+    """Returns the scenario of a recorded run."""
     inputs = record["inputs"]
     classes = tuple(
         StorageClass(name, int(inputs["capacity_MB"][key] * MIB), threads, curve, curve)

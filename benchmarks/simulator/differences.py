@@ -2,8 +2,8 @@
 
 Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
 with each behaviour switched off separately and with all of them off. The difference that remains is
+with each behaviour switched off separately and with all of them off. The remaining difference is
 between the models; its two largest causes are removed one after the other. Switches are tried one
-by one on two sets, on the others all together. The tables go into docs/simulator.md. The benchmark
 takes about eight minutes on one core, --only stressS3 half a minute.
 """
 
@@ -213,7 +213,7 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # With some runs only, the tables would lose the others.
+    # If only some runs are simulated, the tables would lose the others.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

@@ -272,8 +272,8 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def is_drawn(case: Case) -> bool:
-    """Whether the case is drawn. It is not if the same case with a slower file system is more
-    informative, because all bars would have the same height."""
+    """Returns whether the case is drawn. It is not drawn if there is the same case with a slower
+    file system, because its own bars would all have the same height."""
     slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
     return not case.epochs and (case.slower > 1 or not slower)
 
@@ -309,7 +309,7 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # With some cases only, the tables would lose the others.
+    # If only some cases are simulated, the tables would lose the others.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

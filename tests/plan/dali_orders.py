@@ -1,6 +1,6 @@
-"""python dali_orders.py DIRECTORY CASES: the samples that DALI's readers deliver, as JSON.
+"""python dali_orders.py DIRECTORY CASES: prints the samples that DALI's readers deliver, as JSON.
 
-A program of its own: DALI and its threads stay out of the tests.
+This is a separate program so that the tests' process does not load DALI or start its threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ SAMPLES = 23
 
 
 def make(root: Path) -> None:
-    """SAMPLES files, and a TFRecord file with an index, that hold their numbers."""
+    """Writes SAMPLES files, and one TFRecord file with an index; each sample contains its
+    number."""
     (root / "files" / "class").mkdir(parents=True)
     records, index, at = [], [], 0
     for number in range(SAMPLES):

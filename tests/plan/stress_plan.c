@@ -1,5 +1,5 @@
-/* Goes through all of csrc/plan at the sizes where something changes, for the sanitizers. Ends with
- * 0 if the orders are permutations, counts add up and units out of range are refused. */
+/* Calls all of csrc/plan at the sizes at which its code takes other paths, for the sanitizers.
+ * Exits with 0 if orders are permutations, counts add up and units out of range are refused. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +97,7 @@ static void accesses(uint64_t units) {
     free(all), free(first), free(next);
 }
 
-/* Deals to nodes of which one holds nothing, one nearly everything, in all the ways there are. */
+/* Deals samples in all ways; one node holds no sample, and one holds most of them. */
 static void deals(uint64_t n) {
     enum { NODES = 4, RANKS = 8, WIDTH = 3 };
     struct monarch_mersenne g;

@@ -1,5 +1,6 @@
-"""What follows from the orders, compared with plain loops over small ones and with published
-numbers of NoPFS."""
+"""Frequencies, uses and holders that follow from orders.
+
+They are compared with plain loops over small orders, and with published numbers of NoPFS."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from monarch_py.plan.timeline import Part, lookup_of
 
 
 def by_hand(timeline: Timeline, node: int) -> list[tuple[int, int]]:
-    """(position, unit) of every access of a node, by a loop over its ranks."""
+    """Returns (position, unit) of every access of a node, found by a loop over its ranks."""
     found, start = [], 0
     for epoch in range(timeline.epochs):
         for part in timeline.parts:
@@ -62,7 +63,7 @@ def by_hand(timeline: Timeline, node: int) -> list[tuple[int, int]]:
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Trainings of all splits, with replacement, with and without validation."""
+    """Draws timelines with all splits, with and without replacement and validation."""
     length, nodes = draw(st.integers(4, 60)), draw(st.integers(1, 5))
     ranks, batch = nodes * draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sampler = RandomSampler(length, draw(st.integers(0, 9)), draw(st.booleans()))
@@ -107,14 +108,16 @@ def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject
 @settings(max_examples=examples(40), deadline=None, database=None)
 @given(timelines(), st.integers(1, 3), st.sampled_from([1, 2, 5, 32]))
 def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
-    """Any number of passes; ties go to the earlier first use, in positions and then by node."""
+    """Holders are the same for any number of passes over the timeline.
+
+    Ties go to the node with the earlier first use, by position and then by node."""
     frequencies = all_frequencies(timeline)
     found = find_holders(timeline, top, slot_bytes=slot_bytes)
     first = np.array([analyse(timeline, n).first_use for n in range(timeline.nodes)])
     per_node = timeline.ranks_per_node
     for unit in range(timeline.units):
         users = [n for n in range(timeline.nodes) if frequencies[n, unit]]
-        # Ranks take turns: the row of an access comes first, then its rank.
+        # Accesses are ordered by row and then by rank.
         users.sort(
             key=lambda n: (
                 -int(frequencies[n, unit]),
@@ -130,7 +133,8 @@ def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
 
 
 def test_three_epochs_by_hand() -> None:
-    """Two nodes, six files; node 0 takes the places 0, 2, 4 of each row, node 1 the others."""
+    """Two nodes read six files; node 0 reads the places 0, 2 and 4 of each row, node 1 the
+    others."""
     rows = np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 5, 3, 1, 4, 2]])
     timeline = Timeline.of(Loader(Listed(6, rows), 2, 1), epochs=3, nodes=2)
     found = analyse(timeline, 0)
@@ -151,7 +155,7 @@ def test_files_of_many_samples_are_accessed_alike() -> None:
     assert spread(np.zeros(3, dtype=np.uint32)) == 0.0
 
 
-# --- entering, and what does not fit ------------------------------------------------------------
+# --- entering a timeline, and numbers that do not fit -------------------------------------------
 
 
 def test_a_timeline_can_be_entered_anywhere() -> None:
@@ -241,25 +245,25 @@ def test_memory_does_not_grow_with_epochs(what: str) -> None:
 # --- published numbers --------------------------------------------------------------------------
 
 
-# ImageNet-1k in figure 3 of NoPFS.
+# The ImageNet-1k case of figure 3 of the NoPFS paper.
 SAMPLES, EPOCHS, NODES = 1_281_167, 90, 16
 
 
 def test_nopfs_figure_3() -> None:
-    """31,635 samples are expected more than 1.8 times the mean."""
+    """A node is expected to access 31,635 samples more than 1.8 times as often as the mean."""
     more = distribution(EPOCHS, NODES)[int(1.8 * EPOCHS / NODES) + 1 :]
     assert round(SAMPLES * more.sum()) == 31_635
 
 
 def often_on_a_node(samples: int) -> int:
-    """How many samples a node sees more than 1.8 times the mean."""
+    """Returns how many samples one node accesses more than 1.8 times as often as the mean."""
     loader = Loader(NumpySampler(samples, 42, method="shuffle"), NODES, 32)
     frequency = analyse(Timeline.of(loader, EPOCHS, NODES), 0).frequency
     return int(np.count_nonzero(frequency > 1.8 * EPOCHS / NODES))
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """The same share of fewer samples: with 5 standard deviations."""
+    """With fewer samples the share is the same, within 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5
@@ -267,7 +271,7 @@ def test_a_part_of_nopfs_figure_3() -> None:
 
 @pytest.mark.long  # the test above is its short form
 def test_nopfs_figure_3_with_numpys_generator() -> None:
-    """31,863 are seen with NumPy's generator seeded with 42."""
+    """With NumPy's generator and seed 42, the number is 31,863."""
     assert often_on_a_node(SAMPLES) == 31_863
 
 
@@ -283,18 +287,20 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
-    """An upper bound (NoPFS, 3.1, Lemma 1): if one node accesses a sample ceil((1 + delta) E / N)
-    times, the node that accesses it least does so at most ceil((N - 1 - delta) / (N - 1) E / N)
-    times. The other N - 1 nodes share the remaining accesses."""
+    """Returns an upper bound (NoPFS, section 3.1, Lemma 1).
+
+    If one node accesses a sample ceil((1 + delta) E / N) times, the node that accesses it least
+    does so at most ceil((N - 1 - delta) / (N - 1) E / N) times. The other N - 1 nodes share the
+    remaining accesses."""
     return max(0, ceil((nodes - 1 - delta) / (nodes - 1) * Fraction(epochs, nodes)))
 
 
 @pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
 def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
-    """Whoever is used most leaves at least one other node with no more than the bound."""
+    """The node that accesses a sample least does so at most as often as the lemma says."""
     loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
     frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
         bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
         assert least <= bound
-        assert nodes > 2 or least == bound  # the other node has exactly what is left
+        assert nodes > 2 or least == bound  # of two nodes, the other one has all other accesses

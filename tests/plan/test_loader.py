@@ -1,4 +1,4 @@
-"""How orders are dealt out, compared with loops that say it as the sources do."""
+"""How orders are dealt to ranks, compared with loops that follow the definition of each split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_py.plan.samplers import DALIReader, DistributedSampler, NumpySample
 
 
 def dealt(order: list[int], split: str, rank: int, ranks: int, batch: int) -> list[int]:
-    """What a rank gets, one number after the other."""
+    """Returns the samples that a rank gets, by the definition of the split."""
     if split == "strided":
         return order[rank::ranks]
     if split == "chunks":

@@ -1,4 +1,4 @@
-"""Plans: from their description, stored, entered, followed."""
+"""Plans: their units and parts, saving and loading, figures, and descriptions in plan.yaml."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_part_of_another_length_is_refused() -> None:
         Plan((shards(),), (part,), 1, 1)
 
 
-# --- stored -------------------------------------------------------------------------------------
+# --- saved and loaded ---------------------------------------------------------------------------
 
 
 def test_a_plan_is_what_was_saved(tmp_path: Path) -> None:
@@ -132,8 +132,10 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_by_source_by_hand() -> None:
-    """Two nodes, four files of 1, 10, 100 and 1000 bytes. Node 0 reads 0 1, 2 1, 0 2: it holds 0, 1
-    and 2 (first, where both use it as often); node 1 reads 2 3, 0 3, 1 3."""
+    """Two nodes read four files of 1, 10, 100 and 1000 bytes.
+
+    Node 0 reads 0 1, 2 1, 0 2 and node 1 reads 2 3, 0 3, 1 3. Node 0 holds 0, 1 and 2, because of
+    nodes that use a file equally often the first one to use it holds it."""
     rows = np.array([[0, 2, 1, 3], [2, 0, 1, 3], [0, 1, 2, 3]])
     part = PlanPart("training", 0, Loader(Listed(4, rows), 2, 1))
     plan = Plan((Index.of("files", "/d", list("abcd"), [1, 10, 100, 1000]),), (part,), 3, 2)
@@ -143,7 +145,7 @@ def test_bytes_by_source_by_hand() -> None:
     assert figures.frequency.tolist() == [1, 0, 3]
     assert (figures.owned_units.tolist(), figures.owned_bytes.tolist()) == ([3, 1], [111, 1000])
     assert figures.epochs.tolist() == [[0, 0, 1111], [1110, 1, 0], [1101, 10, 0]]
-    # Node 0 has room for two of its three files, which it uses equally often: the first ones.
+    # With this quota node 0 holds only two of its three files, those that it uses first.
     small = figures_of(plan, quota=50)
     assert small.owned_bytes.tolist() == [11, 0]
     assert small.epochs.tolist() == [[0, 0, 1111], [10, 1, 1100], [1, 10, 1100]]
@@ -302,7 +304,7 @@ def test_the_page_names_every_sampler() -> None:
 
 @pytest.mark.parametrize(
     "example",
-    # Others are parts of tiers.yaml, or are about files below /pfs: tests/config loads those.
+    # The other examples are parts of tiers.yaml or need files below /pfs; tests/config loads them.
     [
         text
         for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)

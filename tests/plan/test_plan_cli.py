@@ -1,4 +1,4 @@
-"""monarch plan index, make and show."""
+"""The commands monarch plan index, make and show."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_make(plan: Path) -> None:
 def test_make_where_no_file_can_be(
     plan: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
 ) -> None:
-    """The kernel has several words for a directory that is to be a file."""
+    """`make` reports a path that cannot be written, and leaves no file behind.
+
+    The kernel's message differs if the path is a directory."""
     monkeypatch.chdir(plan.parent)
     before = sorted(plan.parent.iterdir())
     done = run("make", "-c", plan.with_name("plan.yaml"), "-o", out, error=ConfigError)
@@ -104,7 +106,7 @@ def test_make_where_no_file_can_be(
 def test_index_in_a_directory_that_cannot_be_written(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that is mounted to be read."""
+    """`index` reports a read-only file system."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

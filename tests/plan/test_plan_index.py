@@ -1,4 +1,4 @@
-"""Where the samples of a dataset lie: what the index says is what the files hold."""
+"""Indexes of datasets: each sample's place in the index contains that sample's bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names_of(index: Index) -> list[str]:
 
 
 def contents(root: Path, index: Index) -> list[bytes]:
-    """The bytes of every sample."""
+    """Returns the bytes of every sample, read at the place that the index gives."""
     found = []
     files, offsets, lengths = index.sample_file, index.sample_offset, index.sample_length
     if files is None or offsets is None or lengths is None:
@@ -42,7 +42,7 @@ def contents(root: Path, index: Index) -> list[bytes]:
 
 
 def tfrecord(records: list[bytes]) -> bytes:
-    """With sums of 0: the index does not look at them."""
+    """Returns a TFRecord file with checksums of 0, which the index does not check."""
     return b"".join(struct.pack("<QI", len(r), 0) + r + bytes(4) for r in records)
 
 
@@ -67,7 +67,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    """The order in which torchvision's make_dataset meets them: directories as whole paths."""
+    """The index has torchvision's order, which sorts directories by their whole paths."""
     names = [
         "cat/z.JPG",
         "cat/x/a.png",
@@ -116,7 +116,8 @@ def test_a_file_that_is_not_made_of_records(tmp_path: Path, wrong: bytes) -> Non
 
 
 def test_tfrecords_that_tensorflow_has_written(tmp_path: Path) -> None:
-    """What tf.io.TFRecordWriter of TensorFlow 2.21 makes of b'hello' and b''."""
+    """The bytes are those that tf.io.TFRecordWriter of TensorFlow 2.21 writes for b'hello' and
+    b''."""
     hello = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
     empty = bytes.fromhex("000000000000000029039807d8ea82a2")
     (tmp_path / "a.tfrecord").write_bytes(hello + empty)
@@ -175,7 +176,7 @@ def test_hdf5(tmp_path: Path) -> None:
 
 
 def sharded() -> Index:
-    """Two files of 1000 and 600 bytes, samples of 100."""
+    """Returns an index of two files of 1000 and 600 bytes, with samples of 100 bytes."""
     files = np.repeat([0, 1], [10, 6])
     offsets = np.concatenate([np.arange(10), np.arange(6)]) * 100
     return Index.of("fixed", "/d", ["a", "b"], [1000, 600], (files, offsets, np.full(16, 100)))
@@ -188,7 +189,7 @@ def test_units_of_every_grain() -> None:
     assert files.lookup is not None
     assert files.lookup.tolist() == [0] * 10 + [1] * 6 + [-1]
     assert files.length.tolist() == [1000, 600]
-    # Blocks begin at 0, 256, 512, 768: samples 0-2, 3-5, 6-7, 8-9.
+    # Blocks begin at 0, 256, 512 and 768, and contain the samples 0-2, 3-5, 6-7 and 8-9.
     assert ranges.lookup is not None
     assert ranges.lookup.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, -1]
     assert ranges.length.tolist() == [300, 300, 200, 200, 300, 300]
@@ -202,7 +203,7 @@ def test_blocks_in_which_no_sample_begins_are_no_units() -> None:
     assert whole.length.tolist() == [1000, 0]
 
 
-# --- stored, and known again --------------------------------------------------------------------
+# --- saved, loaded and compared -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", [sharded(), Index.of("files", "/ü", ["ä", "\udcff"], [1, 2])])

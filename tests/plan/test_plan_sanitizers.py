@@ -1,4 +1,4 @@
-"""csrc/plan under AddressSanitizer and UndefinedBehaviorSanitizer, and by itself."""
+"""csrc/plan, built without other parts, runs under the Address and UndefinedBehavior sanitizers."""
 
 from __future__ import annotations
 

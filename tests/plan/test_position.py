@@ -1,4 +1,4 @@
-"""Following a node through its plan by sets of what it opened."""
+"""Estimating a node's position in its plan from sets of the samples that it opened."""
 
 from __future__ import annotations
 
@@ -71,8 +71,11 @@ def test_a_right_plan_is_never_lost(
     unseen: float,
     most: int,
 ) -> None:
-    """`told`: the plan says how many workers there are. `strays`: somebody else reads files of the
-    dataset; `unseen`: something else answers reads."""
+    """The estimator follows a correct plan to its end, although accesses are out of order.
+
+    `told` : the plan has the number of workers. `strays` : the probability that another program
+    reads a file of the dataset. `unseen` : the probability that a read is not seen. `most` : the
+    largest number of accesses in a turn"""
     rng, samples = random.Random(seed), samples * ranks
     real = timeline_of(samples, ranks, workers=workers, prefetch_factor=factor)
     plan = real if told else timeline_of(samples, ranks)
@@ -102,8 +105,9 @@ def test_a_right_plan_is_never_lost(
 
 
 def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
-    """As the daemon does: goes on where the last accesses lie together, in the run whose number is
-    returned."""
+    """Continues where the last accesses lie close together, as the daemon does.
+
+    Returns the number of the run in which that is, or None."""
     found = [locate(run, follower.recent) for run in runs]
     best = max(range(len(runs)), key=lambda number: found[number][0])
     if not found[best][0]:
@@ -124,7 +128,7 @@ def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
 def test_a_job_that_is_restarted_is_found(
     seed: int, samples: int, epoch: int, begun: float
 ) -> None:
-    """At the beginning of an epoch, or in its middle."""
+    """The estimator finds a job that is restarted at the beginning or in the middle of an epoch."""
     rng = random.Random(seed)
     plan = timeline_of(samples, workers=4)
     runs = runs_of(plan)
@@ -172,8 +176,9 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
 
 
 def test_the_next_run_is_known_late() -> None:
-    """What had begun of it fits by then; what others have read still does not, and is no more
-    than it was."""
+    """When the next run becomes known late, its accesses no longer count as misfits.
+
+    Reads by other programs still count, and there are no more of them than before."""
     samples, ranks, rng = 8000, 8, random.Random(4)
     runs = runs_of(timeline_of(samples, ranks, workers=2))
     follower = PositionEstimator(runs[0], ranks=ranks)
@@ -222,7 +227,7 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
 
 
 def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
-    """Eight workers of four batches of 32 have 1,056 of 51,200 samples under way, of 12 files."""
+    """Eight workers with four batches of 32 have 1,056 samples under way, which lie in 12 files."""
     samples, each = 51_200, 100
     loader = Loader(SequentialSampler(samples), 1, 32, workers=8, prefetch_factor=4)
     lookup = np.r_[np.arange(samples) // each, -1].astype(np.int32)
@@ -233,7 +238,8 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 
 def test_a_window_has_the_groups_that_are_read_ahead() -> None:
-    """Two groups of 500, where without groups 33 batches of 8 are under way."""
+    """The window has two groups of 500; without groups, 33 batches of 8 samples would be under
+    way."""
     samples, group = 20_000, 500
     loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
     section = Timeline((Part("training", loader),), 1, 1, samples).section(0)
@@ -256,7 +262,7 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """Seen units lie together in a part p of all units with the probability p ** SEARCHED."""
+    """The accesses lie in a part p of all units by chance with the probability p ** SEARCHED."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

@@ -1,4 +1,4 @@
-"""Orders of NumPy, libstdc++ and tf.data, and those that are written down."""
+"""Orders of NumPy, libstdc++ and tf.data, and orders that are read from files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from monarch_py.plan.samplers import (
 
 
 def hashed(order: Order) -> int:
-    """As known.cpp does it."""
+    """Returns the hash that known.cpp computes."""
     total = 0
     for item in order.tolist():
         total = (total * 1000003 + item) & 0xFFFFFFFFFFFFFFFF
@@ -87,8 +87,8 @@ def test_numpy_seeded_anew_each_epoch() -> None:
 
 # --- libstdc++ ----------------------------------------------------------------------------------
 
-# From known.cpp, built by g++ 12.2: samples, seed, and the hashes of two epochs. Up to 46,340
-# samples two places share one draw.
+# Values from known.cpp, built by g++ 12.2: samples, seed, and the hashes of two epochs. With up to
+# 46,340 samples, one random number is used for two places.
 MINSTD = [
     (1, 1, 0, 0),
     (7, 0, 2552155868584196707, 8844738974881718733),
@@ -123,8 +123,8 @@ def test_shuffle_with_a_mersenne_twister(length: int, seed: int, first: int, sec
 
 # --- tf.data ------------------------------------------------------------------------------------
 
-# samples, buffer, seed, global seed, reshuffled -> what TensorFlow 2.21 delivers in three epochs,
-# as `hashed` has it
+# (samples, buffer, seed, global seed, reshuffled) -> the value of `hashed` for the samples that
+# TensorFlow 2.21 delivers in three epochs
 SHUFFLES: dict[tuple[int, int, int, int | None, bool], int] = {
     (10, 4, 3, None, True): 8209924663308243243,
     (100, 100, 7, None, False): 13621353452935897956,
@@ -169,13 +169,13 @@ def test_tf_data_shuffles_as_it_did() -> None:
 
 
 def test_philox_gives_the_published_numbers() -> None:
-    """Known answer of Random123 for counter and key 0: 6627e8d5 e169c58d bc57ac4c 9b00dbd8."""
+    """For counter 0 and key 0, Random123 publishes 6627e8d5 e169c58d bc57ac4c 9b00dbd8."""
     out = ffi.new("uint32_t[4]")
     lib.monarch_philox(0, 0, out, 4)
     assert list(out) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-# --- written down -------------------------------------------------------------------------------
+# --- read from files ----------------------------------------------------------------------------
 
 
 def test_a_file_of_indices(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_only_torch_can_draw_is_said(monkeypatch: pytest.MonkeyPatch) -> No
             sampler.epoch(0)
 
 
-# --- all of them --------------------------------------------------------------------------------
+# --- all samplers -------------------------------------------------------------------------------
 
 ALL: list[Sampler] = [
     SequentialSampler(50),

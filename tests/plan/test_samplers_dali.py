@@ -1,4 +1,4 @@
-"""What DALI's readers read and deliver."""
+"""The orders in which DALI's readers read and deliver samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch_py.plan.samplers import DALIReader
 
 EPOCHS = 4
 
-# reader, shards, shard, and the reader's own options
+# reader, number of shards, number of the shard, and the reader's own options
 CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("file", 1, 0, {"random_shuffle": False}),
     ("file", 3, 2, {"random_shuffle": False}),
@@ -27,7 +27,7 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("file", 1, 0, {"random_shuffle": True, "seed": 6, "initial_fill": 1024}),
     ("file", 3, 1, {"random_shuffle": True, "seed": 7, "initial_fill": 5}),
     ("file", 3, 2, {"random_shuffle": True, "seed": 8, "initial_fill": 5, "stick_to_shard": True}),
-    # A buffer of one delivers what is read.
+    # A shuffle buffer of one sample delivers samples in the order in which they are read.
     ("file", 2, 1, {"random_shuffle": True, "seed": 9, "initial_fill": 1}),
     ("records", 2, 0, {"random_shuffle": True, "seed": 9, "initial_fill": 1}),
     ("records", 2, 1, {"random_shuffle": True, "seed": 10, "initial_fill": 6}),
@@ -35,8 +35,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
 
 
 def ours(reader: str, shards: int, rank: int, options: dict[str, Any]) -> list[list[int]]:
-    """The samples of one rank in each epoch."""
-    # Only in the list that the rank is given does its seed count.
+    """Returns the samples of one rank in each epoch."""
+    # The sampler's seed is that of rank 0, and each rank adds its number.
     step = {"seed": options["seed"] - rank, "seed_step": 1} if "seed" in options else {}
     known = {**options, **step, "delivered": True}
     loader = Loader(DALIReader(SAMPLES, shards, reader, **known), shards, 2, split="chunks")
@@ -63,7 +63,8 @@ def test_it_delivers_what_dali_delivers(tmp_path: Path) -> None:
 
 
 def test_what_is_read_does_not_depend_on_the_seed() -> None:
-    """The buffer is filled in the order of the list: the storage sees the same in every epoch."""
+    """The shuffle buffer is filled in the order of the list, so reads are the same in all
+    epochs."""
     one, other = (DALIReader(50, 2, seed=seed, stick_to_shard=True) for seed in (1, 2))
     assert one.epoch(0).tolist() == other.epoch(3).tolist()
     buffer_of_one = DALIReader(50, 2, delivered=True, initial_fill=1, stick_to_shard=True)

@@ -1,4 +1,4 @@
-"""Orders that are torch's own, without torch."""
+"""Monarch computes the orders of torch's samplers without torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def generator(seed: int) -> Any:
 
 
 def same(sampler: Sampler, theirs: Any, n_epochs: int) -> None:
-    """Epoch after epoch, and each entered by itself."""
+    """Asserts that all epochs are equal, both in sequence and when each is computed alone."""
     for number, ours in zip(range(n_epochs), sampler.epochs(), strict=False):
         expected = list(theirs)
         assert ours.tolist() == expected

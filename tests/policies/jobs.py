@@ -1,4 +1,6 @@
-"""Jobs for the tests of policies: small clusters, orders written out or drawn from a seed."""
+"""Small clusters and jobs for the tests of policies.
+
+The orders of a job are either given as a table or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
-# Rates play no part where a test does not set them [bytes/s].
+# The rate [bytes/s] of everything whose rate does not matter to a test.
 FAST = 1e9
 STAGING_BYTES = 1 << 20
 
@@ -25,7 +27,9 @@ def cluster(
     preprocess: float = FAST,
     pfs: Callable[[float], float] = lambda clients: FAST,
 ) -> Cluster:
-    """capacity : for each node the room of each class [bytes], the staging buffer not among them"""
+    """Returns a `Cluster` with a staging buffer of STAGING_BYTES on each node.
+
+    capacity : for each node, the room of each class [bytes] without the staging buffer"""
     room = np.array([[STAGING_BYTES, *each] for each in capacity], dtype=np.int64)
     nodes, classes = room.shape
     return Cluster(
@@ -42,7 +46,7 @@ def cluster(
 def written(
     orders: npt.ArrayLike, machine: Cluster, sizes: npt.ArrayLike | None = None, seed: int = 0
 ) -> Job:
-    """A job whose orders are written out.  orders : (epochs, nodes, steps, batch), files"""
+    """Returns a job with the given orders.  orders : (epochs, nodes, steps, batch), file numbers"""
     table = np.array(orders, dtype=np.int32)
     weights = np.ones(int(table.max()) + 1) if sizes is None else np.asarray(sizes)
     return Job(
@@ -64,12 +68,13 @@ def shuffled(
     sizes: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Job:
-    """Every epoch a permutation of its own, dealt to the nodes in turn; what is left over at the
-    end of an epoch is dropped."""
+    """Returns a job in which each epoch is a new permutation, dealt to the nodes in turn.
+
+    Files at the end of an epoch that do not fill a step are dropped."""
     nodes = machine.nodes
     steps = files // (nodes * batch)
 
-    # Nodes with fewer ranks than the others leave out what does not fit into their batch.
+    # A node with fewer ranks than the largest one fills only its part of the batch.
     own = batch * machine.ranks // machine.ranks.max()
 
     def orders(epoch: int) -> npt.NDArray[Any]:
@@ -88,13 +93,13 @@ def order_of(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
 
 
 def holders(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
-    """(nodes, accesses), the holder of each access's file as `Served` says."""
+    """Returns an array (nodes, accesses): the holder of each access's file, see `Served`."""
     assert decision.served is not None
     return decision.served(epoch, order_of(job, decision, epoch)).holder
 
 
 def loads(job: Job, decision: Decision) -> list[int]:
-    """Files that each epoch reads from the file system, by all nodes together."""
+    """Returns, for each epoch, how many files all nodes together read from the file system."""
     counts = []
     for epoch in range(job.epochs):
         order = order_of(job, decision, epoch).reshape(job.cluster.nodes, -1)
@@ -104,7 +109,7 @@ def loads(job: Job, decision: Decision) -> list[int]:
 
 
 def held_by(decision: Decision, node: int, level: int) -> list[int]:
-    """The files of a class of a node, in the order of filling."""
+    """Returns the files in one class of a node, in the order in which they are copied."""
     copies = decision.copies
     chosen: list[int] = copies.file[(copies.node == node) & (copies.cls == level)].tolist()
     return chosen

@@ -1,4 +1,4 @@
-"""The baselines on a dozen files, as their papers say."""
+"""The baseline policies decide what their papers describe, on twelve files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_py.policies.baselines import (
 )
 from monarch_py.policies.view import Policy, When
 
-# Two nodes, two steps of three: every file once an epoch.
+# Two nodes with two steps of three files each: every file occurs once an epoch.
 ORDERS = [
     [[[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]],
     [[[11, 10, 9], [8, 7, 6]], [[5, 4, 3], [2, 1, 0]]],
@@ -24,7 +24,10 @@ ORDERS = [
 
 
 def test_nothing_is_kept_by_the_first_three() -> None:
-    """They differ in what waits: nothing, every access, or only what the buffer is too late for."""
+    """The perfect, naive and staging-buffer policies keep no copies.
+
+    They differ in which accesses wait for the file system: none, all, or those for which the
+    staging buffer is filled too late."""
     job = written(ORDERS, cluster([[6], [6]]))
     decisions = [policy(job) for policy in (perfect, naive, staging_buffer)]
     assert [len(each.copies.file) for each in decisions] == [0, 0, 0]
@@ -34,7 +37,9 @@ def test_nothing_is_kept_by_the_first_three() -> None:
 
 
 def test_deepio_loads_shares_that_lie_together() -> None:
-    """12 files, 2 nodes: 0 to 5 and 6 to 11, in memory, before training; order as the sampler's."""
+    """Of 12 files, node 0 loads 0 to 5 and node 1 loads 6 to 11, into memory, before training.
+
+    The order of accesses remains the sampler's."""
     decision = deepio(written(ORDERS, cluster([[6, 100], [6, 100]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
     assert held_by(decision, 1, 1) == [6, 7, 8, 9, 10, 11]
@@ -43,7 +48,9 @@ def test_deepio_loads_shares_that_lie_together() -> None:
 
 
 def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
-    """Its hybrid mode: memory for 4 files each; the disk, which it does not know, stays empty."""
+    """In hybrid mode with memory for 4 files, each node keeps 4 files and reads the others.
+
+    The disks stay empty, because DeepIO uses memory only."""
     decision = deepio(written(ORDERS, cluster([[4, 100], [4, 100]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3]
     assert held_by(decision, 1, 1) == [6, 7, 8, 9]
@@ -51,7 +58,9 @@ def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
 
 
 def test_lbann_dynamic_keeps_what_a_node_reads_first() -> None:
-    """In the first epoch node 0 reads the even files and node 1 the odd ones, in this order."""
+    """Each node keeps the files of its first epoch, in the order in which it reads them.
+
+    Node 0 reads the even files and node 1 the odd ones."""
     decision = lbann_dynamic(written(ORDERS, cluster([[6], [6]])))
     assert held_by(decision, 0, 1) == [0, 2, 4, 6, 8, 10]
     assert held_by(decision, 1, 1) == [1, 3, 5, 7, 9, 11]
@@ -66,7 +75,9 @@ def test_lbann_preloading_takes_contiguous_shares() -> None:
 
 @pytest.mark.parametrize("policy", [lbann_dynamic, lbann_preloading])
 def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
-    """The disk does not count: NoPFS 6 has the data store fail there."""
+    """LBANN needs memory for the whole dataset, and room on disks does not count.
+
+    Section 6 of the NoPFS paper says that the data store fails in this case."""
     job = written(ORDERS, cluster([[6, 100], [5, 100]]))
     with pytest.raises(PolicyError, match=r"12 B.*11 B in all.*add nodes or memory"):
         policy(job)

@@ -1,4 +1,4 @@
-"""First fit, LRU and Belady: a dozen files by hand, bounds for all."""
+"""First fit, LRU and Belady: small examples computed by hand, and bounds for all inputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ DOWN = [[list(range(11, -1, -1))]]
 
 
 def test_first_fit_pins_what_comes_first() -> None:
-    """Sizes 1, but file 1 has 3 and file 2 has 9; classes of 4 and 3. In order of use: 0 goes to
-    the first (3 left), 1 too (0 left), 2 fits nowhere and stops nobody, 3 4 5 fill the second."""
+    """Files are pinned in the order of use, each in the first class that has room for it.
+
+    All sizes are 1, except file 1 with 3 and file 2 with 9. The classes have room for 4 and 3.
+    Files 0 and 1 fill the first class. File 2 fits in no class and does not stop the files after
+    it. Files 3, 4 and 5 fill the second class."""
     sizes = [1, 3, 9, *[1] * 9]
     decision = first_fit(written([UP, DOWN], cluster([[4, 3]]), sizes))
     assert held_by(decision, 0, 1) == [0, 1]
@@ -35,18 +38,21 @@ def test_hash_has_one_owner_for_a_file() -> None:
     job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
     decision = hashed(job)
     assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
-    # Homes in proportion to the room: 300, 300 and 600 files, give or take the hash.
+    # Each node gets a part of the 1,200 files in proportion to its room of 300, 300 or 600 files.
+    # The hash deviates a little, so a few files may have no holder.
     assert len(decision.copies.file) > 1150
     assert decision.remote
-    # Who holds a file reads it for all, and what nobody holds everybody reads himself.
+    # The holder of a file reads it for all nodes. A file without a holder is read by each node.
     assert decision.owner is not None
     assert decision.owner[decision.copies.file].tolist() == decision.copies.node.tolist()
     assert np.count_nonzero(decision.owner == PFS) == 1200 - len(decision.copies.file)
 
 
 def test_lru_up_and_down() -> None:
-    """Room for 4 of 12 files, read up, down and up. Up ends with 8 9 10 11 there: down hits these
-    four and ends with 3 2 1 0 there, which the next way up hits. The same way again hits
+    """The cache has room for 4 of 12 files, which are read up, down, up and up.
+
+    The first epoch leaves files 8 to 11 in the cache, which the way down finds. The way down leaves
+    files 0 to 3, which the next way up finds. The last epoch repeats the same direction and finds
     nothing."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = lru(job)
@@ -55,17 +61,21 @@ def test_lru_up_and_down() -> None:
 
 
 def test_lru_of_two_classes_is_one_stack() -> None:
-    """Two classes of 2. After the way up the stack is 11 10 | 9 8. Down: 11 and 10 are in the
-    first; 9 comes from the second, pushing 11 there, and so does 8."""
+    """With two classes of 2 files, LRU treats both as one stack.
+
+    After the way up, class 1 has files 11 and 10 and class 2 has 9 and 8. The way down finds 11 and
+    10 in class 1. File 9 is found in class 2 and moved to class 1, which moves 11 down to class 2.
+    File 8 then displaces 10 in the same way."""
     job = written([UP, DOWN], cluster([[2, 2]]))
     decision = lru(job)
     assert decision.served is not None
     served = decision.served(1, job.orders(1))
     assert served.cls[0, :5].tolist() == [1, 1, 2, 2, 0]
-    # What is not in the first class is written there, and what that pushes out to the second.
+    # Each file that was not in class 1 is written there (into); the file that it displaces is
+    # written to class 2 (down).
     assert served.into[0, :5].tolist() == [0, 0, 1, 1, 1]
     assert served.down[0, :5].tolist() == [0, 0, 2, 2, 2]
-    # On the way up there was nothing to push out at first.
+    # In the first epoch, files 0 and 1 find class 1 empty, so nothing moves down.
     assert decision.served(0, job.orders(0)).down[0, :4].tolist() == [1, 1, 2, 2]
 
 
@@ -75,11 +85,14 @@ def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
 
 
 def test_belady_up_down_and_up_again() -> None:
-    """Room for 4 of 12. Up: file f is used again at 23 - f, so each one is nearer than those before
-    it, and 8 9 10 11 stay: hit on the way down. Going down, f is used again at 24 + f: again each
-    is nearer, 3 2 1 0 stay and are hit going up. Going up twice, f is used again 12 later: those
-    that are there are nearer than all that come: nothing is exchanged, and the same four are
-    hit."""
+    """The cache has room for 4 of 12 files, which are read up, down, up and up.
+
+    On the first way up, file f is used again at 23 - f, so each file is used sooner than those
+    before it: files 8 to 11 stay and are found on the way down. On the way down, file f is used
+    again at 24 + f, so again each file is used sooner than those before it: files 3 to 0 stay and
+    are found on the second way up. Between the two equal epochs each file is used again 12 accesses
+    later, so the cached files are always used sooner than a new one. Nothing is exchanged, and the
+    last epoch finds the same four files."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]
@@ -98,7 +111,7 @@ def test_epochs_can_be_asked_for_in_any_order() -> None:
 
 
 def best_possible(files: list[int], capacity: int) -> int:
-    """The most hits that any policy reaches, by trying all of them."""
+    """Returns the largest number of hits that is possible, found by trying all choices."""
     states = {frozenset[int](): 0}
     for file in files:
         later: dict[frozenset[int], int] = {}
@@ -127,7 +140,9 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(10, 60), st.floats(0.05, 1.2), st.integers(2, 5), st.integers(0, 2**32))
 def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed: int) -> None:
-    """Equal sizes, one node. In every epoch from the second on exactly D - C are loaded."""
+    """With equal sizes on one node, each epoch from the second on loads exactly D - C files.
+
+    D is the number of files of the dataset and C the room of the cache. LRU does not load less."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))
@@ -139,7 +154,7 @@ def test_belady_hits_as_often_as_any(files: int, part: float, epochs: int, seed:
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(2, 4), st.floats(0.1, 0.9), st.integers(2, 5), st.integers(0, 2**32))
 def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: int) -> None:
-    """Several nodes, each for itself: no node hits more often by pinning or by LRU."""
+    """When each of several nodes caches for itself, none has more hits with pinning or with LRU."""
     job = shuffled(60, cluster([[int(part * 60)]] * nodes), epochs=epochs, batch=2, seed=seed)
     best, recent = belady(job), lru(job)
     pinned = first_fit(job).copies
@@ -160,16 +175,18 @@ def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: in
 @settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 8), st.integers(0, 8))
 def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) -> None:
-    """Files of one size: the classes together hold what one of their size would."""
+    """For files of one size, two classes together hit as often as one class of their total room."""
     two = LeastRecent(np.array([0, fast, slow])).run(files, [1] * len(files))
     one = LeastRecent(np.array([0, fast + slow])).run(files, [1] * len(files))
     assert [bool(level) for level in two.found] == [bool(level) for level in one.found]
 
 
 def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
-    """File f has f + 1 bytes; classes of 2 and 4. LRU: 2 (3 bytes) goes into the second; 0 and 1
-    into the first, where 1 pushes 0 down; 5 is larger than both. With Belady's rule what has its
-    place keeps it: 1 is used sooner than 2, whose place in the second class it takes."""
+    """File f has f + 1 bytes, and the classes have room for 2 and 4 bytes.
+
+    LRU: file 2 (3 bytes) is written to the second class. Files 0 and 1 are written to the first,
+    where 1 moves 0 down. File 5 is larger than both classes. Under Belady's rule a file in a class
+    keeps its place unless a new file is used sooner: file 1 evicts file 2 from the second class."""
     files, sizes = [2, 0, 1, 5], [3, 1, 2, 6]
     lru = LeastRecent(np.array([0, 2, 4])).run(files, sizes)
     assert (list(lru.into), list(lru.down)) == ([2, 1, 1, 0], [2, 1, 2, 0])
@@ -182,7 +199,7 @@ def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
 @settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
 def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
-    """File f has f + 1 bytes. What is found can be read back: hits never exceed what fits."""
+    """The files in each class never take more bytes than the class has.  File f has f + 1 bytes."""
     after = [
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
@@ -196,7 +213,9 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
-    """3 nodes with 100 files each of 600: D - C = 300 in all, where each alone loads far more."""
+    """3 nodes with room for 100 of 600 files each: sharing nodes load D - C = 300 in all.
+
+    Nodes that cache for themselves load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)
     together, alone = (loads(job, belady(job, shared=each)) for each in (True, False))
     assert together[1:] == [300, 300, 300]
@@ -204,7 +223,7 @@ def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
     assert PFS in holders(job, belady(job, shared=True), 1)
 
 
-# --- eviction.exchange: what a daemon's tier does at a time ---------------------------------------
+# --- eviction.exchange: one exchange of files in a tier of the daemon -----------------------------
 
 USES = st.integers(0, 1000) | st.just(int(np.iinfo(np.int64).max))
 FILES = st.lists(st.tuples(USES, st.integers(1, 50)), max_size=30)
@@ -225,7 +244,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # Each was farther than some that has come.
+        # Each evicted file was used later than some file that took its place.
         assert held_use[goes].min() > coming_use[stays].min()
 
 
@@ -238,5 +257,5 @@ def test_of_equal_sizes_those_that_are_used_soonest_are_there_afterwards(
     goes, stays = exchange(of_held, ones[: len(held)], of_coming, ones[: len(coming)], free)
     there = sorted([*of_held[~goes].tolist(), *of_coming[stays].tolist()])
     assert there == sorted([*held, *coming])[: len(held) + free]
-    # Not one more than is needed.
+    # No more files are evicted than necessary.
     assert goes.sum() == max(0, stays.sum() - free)

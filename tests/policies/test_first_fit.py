@@ -1,4 +1,4 @@
-"""First fit: answers worked out by hand, and what holds for all files and tiers."""
+"""First fit: answers computed by hand, and properties that hold for all files and tiers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def room(n_bytes: int, inodes: int = PLENTY, block: int = 1) -> TierRoom:
         ([5], [], [NOWHERE]),
         ([5, 5], [room(10)], [0, 0]),
         ([5, 6], [room(10)], [0, NOWHERE]),
-        # To each tier's quota, the fastest first.
+        # Each tier is filled up to its quota, the fastest first.
         ([4, 4, 4], [room(8), room(4)], [0, 0, 1]),
         # A file larger than what is left does not block smaller ones behind it.
         ([3, 20, 3], [room(10)], [0, NOWHERE, 0]),
         ([3, 20, 3], [room(10), room(20)], [0, 1, 0]),
-        # In the given order, not the one that packs best.
+        # Files are placed in the given order, even if another order would pack better.
         ([1, 10], [room(10)], [0, NOWHERE]),
-        # Empty files take no bytes, but an inode.
+        # Empty files take no bytes, but an inode each.
         ([0, 0, 0], [room(0, inodes=2)], [0, 0, NOWHERE]),
         ([7, 7, 7], [room(PLENTY, inodes=1), room(PLENTY, inodes=1)], [0, 1, NOWHERE]),
-        # A file takes whole blocks: the second would need 8192 of the 4096 bytes that are left.
+        # A file takes whole blocks: the second one needs 8192 bytes, but only 4096 are left.
         ([1, 4097, 4096], [room(8192, block=4096)], [0, NOWHERE, 0]),
         ([100], [room(0), room(0, inodes=0), room(100)], [2]),
     ],
@@ -123,7 +123,7 @@ def test_a_file_goes_where_it_is_meant_to_and_else_where_there_is_room() -> None
     preferred = np.array([1, 1, 0, NOWHERE, 1, NOWHERE], dtype=np.int32)
     sizes = np.array([200, 200, 700, 150, 100, 400], dtype=np.uint64)
     chosen = first_fit(sizes, rooms, preferred)
-    # The second does not fit beside the first and goes where there is room left; so does the fourth
-    # no more, and the last one goes nowhere.
+    # The second file no longer fits in tier 1, beside the first one, and goes to tier 0. The fourth
+    # finds too little room in both tiers, and so does the last one.
     assert chosen.tolist() == [1, 0, 0, NOWHERE, 1, NOWHERE]
     assert first_fit(sizes[:0], rooms, preferred[:0]).tolist() == []

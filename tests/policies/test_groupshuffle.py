@@ -1,4 +1,4 @@
-"""Group shuffle with double buffering, by hand and for all."""
+"""Group shuffle with double buffering: examples computed by hand, and refused settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def with_buffer(job: Job, bytes_: int) -> Job:
 
 
 def test_groups_stay_together_and_are_shuffled_within() -> None:
-    """12 samples in groups of 4: a run of four accesses is one group, whichever comes when, and
-    over 20 epochs both the groups and the samples within have changed places."""
+    """With 12 samples in groups of 4, each run of four accesses is one whole group.
+
+    Over 20 epochs both the order of the groups and the order of samples in a group change."""
     job = written(ORDER * 20, cluster([[]]))
     decision = group_shuffle(job, 4)
     assert decision.orders is not None
@@ -39,9 +40,11 @@ def test_groups_stay_together_and_are_shuffled_within() -> None:
 
 
 def test_two_of_the_largest_groups_fit_the_buffer() -> None:
-    """Sizes 1 to 12; groups of 4 take 10, 26 and 42 bytes, groups of 5 take 15, 40 and 23. Twice 42
-    fit into 84 bytes and not into 83, twice 40 into both: the largest group counts, so a buffer of
-    83 gets fewer samples although five at a time would do."""
+    """The buffer must hold two groups of the largest size.
+
+    The samples have 1 to 12 bytes. Groups of 4 take 10, 26 and 42 bytes, so a buffer of 84 bytes
+    holds two of the largest and one of 83 does not. Groups of 5 would fit in 83 bytes, because they
+    take 15, 40 and 23, but the policy does not search for them."""
     job = written(ORDER, cluster([[]]), np.arange(1, 13))
     assert largest_group(job.sizes, 4) == 42
     with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 B,.*capacity of 83 B"):
@@ -50,7 +53,7 @@ def test_two_of_the_largest_groups_fit_the_buffer() -> None:
 
 
 def test_the_default_uses_the_buffer() -> None:
-    """1,000 samples of 10 bytes and a buffer of 2,000: 100 samples a group."""
+    """With samples of 10 bytes and a buffer of 2,000 bytes, a group has 100 samples."""
     job = shuffled(1000, cluster([[], []]), epochs=1, batch=5, sizes=[10] * 1000)
     assert group_shuffle(with_buffer(job, 2000)).notes == (
         "groups of 100 samples, shuffled within",

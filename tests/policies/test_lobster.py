@@ -1,4 +1,6 @@
-"""Lobster: the model of preprocessing, threads of queues, eviction; by hand and by brute force."""
+"""Lobster: its preprocessing model, its share of threads among queues, and its evictions.
+
+The expected values are computed by hand or by brute force."""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from monarch_py.policies.view import PFS
 
 
 def test_two_lines_are_found_where_they_meet() -> None:
-    """Seconds fall by 2 a thread up to 5 threads, and rise by 0.5 from 6 on."""
+    """The fit finds both lines: -2 s per thread up to 5 threads, and +0.5 s per thread from 6
+    on."""
     threads = np.arange(1, 13)
     seconds = np.where(threads <= 5, 20 - 2 * threads, 7 + 0.5 * threads)
     model = PiecewiseLinear.fit(threads, seconds, pieces=2)
@@ -46,12 +49,12 @@ def test_a_model_of_nothing_is_refused(x: list[int], y: list[int], pieces: int) 
 
 
 def test_what_queues_load() -> None:
-    """Two GPUs with batches of six, from local (0), remote (1) and file system (2)."""
+    """Two GPUs read batches of six files from local (0), remote (1) or the file system (2)."""
     sizes = np.array([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
     source = np.array([[0, 0, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]], dtype=np.int8)
     amount = queue_bytes(sizes, source, 3)
     assert amount.tolist() == [[3, 3, 15], [12, 45, 0]]
-    # 3, 1.5 and 0.5 bytes/s a thread; a source that is not used may have no rate.
+    # The rates per thread are 3, 1.5 and 0.5 bytes/s. A source that is not used may have rate 0.
     seconds = queue_seconds(amount, np.array([3, 1.5, 0.5]), most=2)
     assert seconds[0].tolist() == [1 + 2 + 30, 16.5]
     assert seconds[1].tolist() == [4 + 30, 17]
@@ -60,9 +63,11 @@ def test_what_queues_load() -> None:
 
 
 def test_threads_in_proportion_where_that_balances() -> None:
-    """12 and 6 s with one thread, time falls as 1 / threads. With 3 threads: 2 and 1, both 6 s.
-    With 6: 4 and 2, both 3 s, as even and faster. With 5 there are 2 and 1 again: 3 and 2 would end
-    after 4 and 3 s."""
+    """With one thread the queues take 12 and 6 s, and the time falls as 1 / threads.
+
+    3 threads are shared as 2 and 1 (6 s each). 6 threads are shared as 4 and 2, which is equally
+    even and faster (3 s each). 5 threads are again shared as 2 and 1, because 3 and 2 would end at
+    4 and 3 s."""
     alone = np.array([12.0, 6.0])[:, None] / np.arange(1, 7)
     assert share_threads(alone, 3).tolist() == [2, 1]
     assert share_threads(alone, 6).tolist() == [4, 2]
@@ -86,7 +91,9 @@ def test_every_queue_needs_a_thread() -> None:
 def test_sharing_is_as_even_as_brute_force(
     queues: int, extra: int, falling: bool, seed: int
 ) -> None:
-    """Whatever the times: the gap between first and last is the least there is, within the sum."""
+    """For any times, the gap between the first and the last queue is the least that is possible.
+
+    The shares may not add up to more than the number of threads."""
     rng = np.random.default_rng(seed)
     total = min(16, queues + extra)
     seconds = rng.uniform(1, 20, (queues, total))
@@ -104,9 +111,12 @@ def test_sharing_is_as_even_as_brute_force(
 
 
 def test_the_first_two_rules() -> None:
-    """Epochs of I = 6 iterations; at the second one of an epoch, number 7 in all, 2 I - h = 10:
-    what is used by 17, the end of the next epoch, stays, what is used at 18 goes. What is never
-    used again goes where somebody else has it; it is not rule 2's."""
+    """The test applies the rules of reuse distance and reuse count to four files.
+
+    Epochs have I = 6 iterations. At iteration 7, the second one of an epoch (h = 2), the limit is 2
+    I - h = 10 iterations. A file used by iteration 17, the end of the next epoch, stays; one used
+    at 18 is evicted. A file that is never used again is evicted if another node has a copy; the
+    rule of distance does not apply to it."""
     upcoming = np.array([8, 17, 18, NEVER])
     assert too_far(upcoming, 7, 2, 6).tolist() == [False, False, True, False]
     assert no_more_use(upcoming, np.array([2, 2, 2, 2])).tolist() == [False, False, False, True]
@@ -118,11 +128,14 @@ SWAPPED = [[[1], *EVEN[1:]], [[0], *ODD[1:]]]
 
 
 def test_reuse_distance_by_hand() -> None:
-    """Two nodes with room for all. Node 0 has the even files, node 1 the odd ones, but in the third
-    epoch 0 and 1 change places. In the second epoch (h = 1 of I = 6), node 0 uses 0 again 12
-    iterations later, more than 2 I - h = 11: it goes, and so does 1 on node 1. In the third epoch
-    both are loaded by the other node; that is its last use there, but nobody else has them, so they
-    stay, and the fourth epoch reads them from there."""
+    """A file whose next use is more than 2 I - h iterations away is evicted.
+
+    Two nodes have room for everything. Node 0 reads the even files and node 1 the odd ones, but in
+    the third epoch they exchange files 0 and 1. In the second epoch (h = 1 of I = 6) node 0 uses
+    file 0 again 12 iterations later, which is more than 11, so it is evicted there; likewise file 1
+    on node 1. In the third epoch each of the two files is loaded by the other node. It is used
+    there for the last time, but it stays because no other node has a copy. The fourth epoch reads
+    both from there."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)
@@ -134,10 +147,13 @@ def test_reuse_distance_by_hand() -> None:
 
 
 def test_reuse_count_by_hand() -> None:
-    """From the third epoch on 0 and 1 have changed places for good. In the second one, node 0 uses
-    0 for the last time, but it is the only copy, so it stays. In the third node 1 reads it from
-    there and keeps it for the fourth; after that it is used no more, node 0 still has it: it goes
-    from node 1. The same with 1. Nothing is ever loaded twice, nothing else goes."""
+    """A file that is never used again on its node is evicted if another node has a copy.
+
+    From the third epoch on, the nodes have exchanged files 0 and 1. In the second epoch node 0 uses
+    file 0 for the last time and keeps it, because it is the only copy. In the third epoch node 1
+    reads it from node 0 and keeps it for the fourth. After that use node 1 evicts it, because node
+    0 still has it. The same happens with file 1. No file is loaded twice, and nothing else is
+    evicted."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, SWAPPED], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)
@@ -150,8 +166,10 @@ def test_reuse_count_by_hand() -> None:
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_on_one_node_only_prefetching_evicts(part: float) -> None:
-    """Every file is used in every epoch: no distance is beyond the next one, and nobody else has a
-    copy. The third rule alone then loads D - C."""
+    """On one node only the prefetching rule evicts, and each later epoch loads D - C files.
+
+    Every file is used in every epoch, so no reuse distance goes beyond the next epoch. No other
+    node has a copy, so the rule of reuse count never applies."""
     job = shuffled(400, cluster([[int(400 * part)]]), epochs=4, batch=8)
     evictions = Evictions()
     counts = loads(job, lobster(job, evictions))
@@ -167,14 +185,15 @@ def test_on_several_nodes_all_three_act() -> None:
     counts = loads(job, decision)
     assert min(evictions.reuse_count, evictions.reuse_distance) > 0
     assert evictions.prefetch > 0
-    # No node can serve what no node holds.
+    # The nodes together have room for 400 of the 480 files.
     assert all(count >= 480 - 400 for count in counts)
 
 
 def test_threads_go_where_more_is_to_be_loaded() -> None:
-    """A node with two ranks and six threads, two steps of a sample each, of which nothing is held.
-    In the first step rank 0 has 20 bytes and rank 1 has 10: four threads and two take equally long.
-    In the second both have 10: three and three."""
+    """A node has two ranks and six threads; two steps of one sample each are read, nothing is held.
+
+    In the first step rank 0 reads 20 bytes and rank 1 reads 10: four and two threads take equally
+    long. In the second step both read 10 bytes: three threads each."""
     job = written([[[[0, 1], [2, 3]]]], cluster([[0]], ranks=2, threads=[6, 1]), [20, 10, 10, 10])
     decision = lobster(job)
     assert decision.threads is not None
@@ -182,9 +201,11 @@ def test_threads_go_where_more_is_to_be_loaded() -> None:
 
 
 def test_threads_go_where_what_is_loaded_lies_far_away() -> None:
-    """Rank 0 has its sample on the node from the second epoch on, rank 1 never: the node has room
-    for one of its two files of 10 bytes. Local bytes come ten times as fast, and samples are
-    prepared in no time: rank 1 gets all threads but one."""
+    """The rank that reads from the file system gets more threads than the one that reads locally.
+
+    The node has room for one of two files of 10 bytes. From the second epoch on rank 0 finds its
+    sample on the node, and rank 1 never does. Local reads are ten times as fast, and preprocessing
+    takes no time."""
     machine = cluster(
         [[10]], ranks=2, threads=[12, 12], read_rate=1000, pfs=lambda clients: 100, preprocess=1e15
     )

@@ -1,4 +1,4 @@
-"""Every policy by its name: none is another one, and none says what cannot be."""
+"""Every named policy makes possible decisions, and no two policies make the same ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Job
 
-# They deal samples out anew, in batches of one size or of their own.
+# These policies deal samples out anew. They may refuse nodes with different numbers of ranks, or
+# give the nodes batches of different sizes.
 UNEVEN = ("locality-aware", "solar", "solar-reordered")
 
 
 def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
-    """Room for half of the dataset in memories and another fifth on disks."""
+    """Returns a job whose memory classes hold half of the dataset and whose disks hold a fifth."""
     return shuffled(360, cluster([[60, 24]] * 3, ranks=ranks), epochs=4, batch=6)
 
 
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
 def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
-    """Copies fit, each is told once, orders name files, and who serves holds something."""
+    """Copies fit, none is listed twice, orders name existing files, and holders hold copies."""
     job = job_of(ranks)
     try:
         decision = POLICIES[name](job)
@@ -54,7 +55,7 @@ def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
 
 
 def told(job: Job, decision: Decision) -> str:
-    """Everything that a policy decides, for comparison."""
+    """Returns all decisions of a policy as text, for comparison."""
     orders = [(decision.orders or job.orders)(epoch) for epoch in range(job.epochs)]
     served = decision.served
     holders = [served(e, o).holder.tolist() for e, o in enumerate(orders)] if served else None
@@ -64,9 +65,10 @@ def told(job: Job, decision: Decision) -> str:
 
 
 def test_no_two_are_one() -> None:
-    """Each pair differs on one of two jobs at least, in what is decided or in what is refused:
-    DeepIO and LBANN's preloading do the same where memory holds all, and only one works where
-    not."""
+    """Any two policies differ on at least one of two jobs, in a decision or in a refusal.
+
+    DeepIO and LBANN's preloading decide the same where memory holds all files. Where it does not,
+    LBANN refuses the job."""
     small = shuffled(120, cluster([[60, 24]] * 3), epochs=4, batch=4)
     decided: dict[str, str] = {}
     for name in NAMES:

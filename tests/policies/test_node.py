@@ -1,4 +1,4 @@
-"""The policy of one node: what it says after what it was told."""
+"""`NodePolicy`, the policy of one node: its answers before and after each notice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_plan_says_more_of_its_files_and_is_forgotten() -> None:
     policy.lose(ids(0))
     assert not policy.keeps(ids(0)).any()
     policy.forget_plan()
-    # Where the plan has put it, it is kept, and owned.
+    # The node still keeps and owns file 0, where the plan had placed it.
     assert policy.keeps(ids(0, 1, 2)).tolist() == [True, True, False]
     assert policy.owners(ids(0, 1, 2)).tolist() == [1, 0, 0]
 

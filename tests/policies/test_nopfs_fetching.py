@@ -1,4 +1,4 @@
-"""How long NoPFS takes for a file from each place."""
+"""NoPFS's estimate of the time [s] that a file takes from each source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.model import NONE, Places, Source, fetch_seconds
 
 MB = 10**6
 PFS_RATES = {1.0: 60e6, 2.0: 90e6, 4.0: 100e6}
-# RAM: 400 MB/s by 4 threads. SSD: 100 MB/s by 2. Links of 80 MB/s.
+# Four threads read RAM at 400 MB/s, two threads read the SSD at 100 MB/s, and links have 80 MB/s.
 MACHINE = cluster(
     [[1, 1], [1, 1]],
     threads=[1, 4, 2],
@@ -18,7 +18,7 @@ MACHINE = cluster(
     pfs=PFS_RATES.__getitem__,
 )
 RAM, SSD = 1, 2
-# local class, class on node 1 -> of a dozen files of 1 to 12 MB
+# For each of twelve files of 1 to 12 MB: its class on node 0, and its class on node 1.
 PLACES = [
     (RAM, NONE),
     (SSD, NONE),
@@ -45,8 +45,9 @@ def places() -> Places:
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
-        # A thread gets 100 from its RAM, 50 from its SSD, 80 from RAM over the link, 50 from SSD
-        # over it; from the file system 60, 45 and 25 MB/s as 1, 2 and 4 read it.
+        # One thread reads local RAM at 100 MB/s, the local SSD at 50, remote RAM at 80 (the link's
+        # rate) and a remote SSD at 50. From the file system it reads at 60, 45 and 25 MB/s with 1,
+        # 2 and 4 clients.
         (1, [L, P, R, P, P, R, L, L, P, R, P, P]),
         (2, [L, L, R, R, P, R, L, L, L, R, L, P]),
         (4, [L, L, R, R, P, R, L, L, L, R, L, P]),
@@ -58,8 +59,9 @@ def test_the_fastest_source(clients: int, expected: list[Source]) -> None:
 
 
 def test_seconds_of_each_source() -> None:
-    """3 MB from RAM over the link of 80 MB/s: 37.5 ms; from the file system with one other:
-    66.7."""
+    """A file of 3 MB takes 37.5 ms from remote RAM over a link of 80 MB/s.
+
+    From the file system with two clients it takes 66.7 ms."""
     seconds = fetch_seconds(MACHINE, 0, SIZES, places(), 2)
     assert seconds[2, R] == pytest.approx(0.0375)
     assert seconds[2, P] == pytest.approx(3 / 45)

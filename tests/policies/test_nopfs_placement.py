@@ -1,4 +1,4 @@
-"""Who holds what under NoPFS: a dozen files by hand, the bound, coverage, scale."""
+"""NoPFS's placement: examples computed by hand, the upper bound, coverage, and scale."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from monarch_py.policies.nopfs.prices import Program
 from monarch_py.policies.view import Policy
 
 ONES = np.ones(12, dtype=np.int64)
-# Three epochs on two nodes: what one uses n times, the other uses 3 - n times.
+# Frequencies of use in three epochs on two nodes: a file used n times by one node is used 3 - n
+# times by the other.
 TABLE = np.array([[3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3]])
 
 
 def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint16]:
-    """(nodes, files), frequencies of independent shuffles dealt in turn."""
+    """Returns a table (nodes, files) of frequencies of use, from shuffles dealt in turn."""
     rng = np.random.default_rng(seed)
     table = np.zeros((nodes, files), dtype=np.uint16)
     for _ in range(epochs):
@@ -46,17 +47,22 @@ def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint1
 
 
 def test_to_the_letter_a_sixth_has_no_holder() -> None:
-    """Room for 6 files each, 12 in all. Node 0 takes 0 to 3 and, of the four that it uses twice, 4
-    and 5. Node 1 takes 10 11, 8 9, and of those it uses once again 4 and 5: nobody has 6 and 7."""
+    """NoPFS's placement, taken literally, leaves two of twelve files without a holder.
+
+    Each node has room for 6 files. Node 0 takes files 0 to 3, and 4 and 5 of the four that it uses
+    twice. Node 1 takes 10, 11, 8 and 9, and of those that it uses once also 4 and 5. No node holds
+    6 and 7."""
     held = literal(list(TABLE), ONES, np.array([6, 6]))
     assert held[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert held[1].tolist() == [10, 11, 8, 9, 4, 5]
 
 
 def test_made_complete_every_file_has_an_owner() -> None:
-    """The same: 0 to 3 belong to node 0, 8 to 11 to node 1, and each owns two of 4 to 7. The sum of
-    frequency x size is 4 x 3 + 2 x 2 and 2 x 3 + 2 x 2 + 2 x 1: 28, which is the most there is,
-    as the bound says too."""
+    """With the same table and room, the complete placement gives every file an owner.
+
+    Files 0 to 3 belong to node 0 and 8 to 11 to node 1, and each node owns two of 4 to 7. The sum
+    of frequency x size is 4 x 3 + 2 x 2 on node 0 and 2 x 3 + 2 x 2 + 2 x 1 on node 1. The total of
+    28 is the largest possible, as the bound confirms."""
     placed = place(list(TABLE), ONES, np.array([6, 6]))
     assert placed.owner[:4].tolist() == [0] * 4
     assert placed.owner[8:].tolist() == [1] * 4
@@ -66,8 +72,10 @@ def test_made_complete_every_file_has_an_owner() -> None:
 
 
 def test_room_left_over_takes_what_is_used_most() -> None:
-    """Room for 10 and 8: node 0 can own 0 to 7 and node 1 the other four. What is left takes, on
-    node 0, 8 and 9, and on node 1 the four that it uses once: 4 to 7. 20 + 2 and 10 + 4."""
+    """Room that is left after every file has an owner holds second copies of the most used files.
+
+    With room for 10 and 8, node 0 owns 0 to 7 and node 1 owns the other four. Node 0 also takes 8
+    and 9, and node 1 the four files that it uses once, 4 to 7. The values are 20 + 2 and 10 + 4."""
     placed = place(list(TABLE), ONES, np.array([10, 8]))
     assert placed.owner.tolist() == [0] * 8 + [1] * 4
     assert [sorted(each.tolist()) for each in placed.extra] == [[8, 9], [4, 5, 6, 7]]
@@ -75,7 +83,8 @@ def test_room_left_over_takes_what_is_used_most() -> None:
 
 
 def test_where_room_is_short_no_file_is_held_twice() -> None:
-    """Room for 4 each: the files that somebody uses three times, and two of those used twice."""
+    """With room for 4 each, the nodes hold the files used three times and two of those used
+    twice."""
     placed = place(list(TABLE), ONES, np.array([4, 4]))
     assert placed.owner[:4].tolist() == [0] * 4
     assert placed.owner[10:].tolist() == [1, 1]
@@ -85,7 +94,7 @@ def test_where_room_is_short_no_file_is_held_twice() -> None:
 
 
 def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
-    """Both nodes use all files twice; a local copy saves node 1 four times as much."""
+    """Both nodes use each file twice, but a local copy saves node 1 four times as much time."""
     placed = place([2 * ONES, 2 * ONES], ONES, np.array([8, 4]), weights=np.array([0.4, 1.6]))
     assert np.bincount(placed.owner).tolist() == [8, 4]
     worth = value_of(placed, [2 * ONES, 2 * ONES], ONES, np.array([0.4, 1.6]))
@@ -95,9 +104,11 @@ def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
 
 
 def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
-    """Node 0 holds 0 to 7, the fast class takes 4, the other one 3. Used 3 times: 0 to 3, fetched
-    in the order in which they are used, 3 2 1 0. Used twice: 7 6 5, and 4, the last, finds no
-    room."""
+    """Files go to the fastest classes by frequency, and each class fills in the order of first use.
+
+    Node 0 holds files 0 to 7, and its classes have room for 4 and 3. Files 0 to 3 are used 3 times
+    and go to the first class, in the order 3 2 1 0. The others are used twice: 7, 6 and 5 fill the
+    second class, and 4, the last, finds no room."""
     twice, once = [3, 2, 1, 0, 7, 6, 5, 4], [3, 2, 1, 0, 8, 9, 10, 11]
     job = written([[[order]] for order in (twice, twice, once)], cluster([[4, 3]]))
     classes = classes_of(policy_of(job, 0, np.arange(8)), job.cluster, job.sizes)
@@ -107,7 +118,7 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) -> None:
-    """Two nodes, four files, any prices: all 256 placements, of those that the program allows."""
+    """Of the 256 placements of four files on two nodes, no allowed one exceeds the bound."""
     rng = np.random.default_rng(seed)
     values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
     quotas = rng.integers(0, 16, 2)
@@ -131,9 +142,9 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     uneven=st.floats(0, 0.7),
     seed=st.integers(0, 2**32),
 )
-# All files that a node uses have one value: the best price is that value.
+# All files that a node uses have the same value, which is the optimal price.
 @example(nodes=4, epochs=1, ratio=0.5, spread=0.0, uneven=0.625, seed=1)
-# The files that are left out have the value 1 at both nodes, which is the best price.
+# The files without an owner have the value 1 on both nodes, which is the optimal price.
 @example(nodes=2, epochs=2, ratio=0.96875, spread=0.0, uneven=0.0, seed=0)
 def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     nodes: int, epochs: int, ratio: float, spread: float, uneven: float, seed: int
@@ -152,23 +163,26 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     if ratio >= 1.05:
         assert np.count_nonzero(placed.owner < 0) == 0
     elif ratio < 1:
-        # Room that is too small for what has no owner.
+        # The room that is left is too small for the files without an owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
-        # Each node may have a rest that is too small for a file.
+        # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
-    # The bound may cut files, one on each node.
+    # The bound may split one file on each node.
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
-    # Where room for all is short of a piece, what was left out has made room for second copies,
-    # and the bound, in which everything has an owner, is none.
+    # If room is slightly too small for all files, leaving some out may make room for second copies.
+    # The bound assumes that every file has an owner, so it does not hold in that case.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("epochs", "room"), [(10, 1500), (10, 1575), (90, 1500), (90, 1575)])
 def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: int) -> None:
-    """4 nodes, with exactly the room that the dataset needs, or 5 % to spare."""
+    """With exactly the room that the dataset needs, or 5 % more, every file has a holder on 4
+    nodes.
+
+    NoPFS's literal placement leaves a sixth of the files without one."""
     job = shuffled(6000, cluster([[room]] * 4), epochs=epochs, batch=10)
     published, ours = (each(job).copies.file for each in (nopfs_literal, nopfs))
     missing = 1 - len(np.unique(published)) / job.files
@@ -177,8 +191,10 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
 
 
 def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
-    """One node, files of 3 bytes, classes of 4 and 5: 9 bytes are room for 3 files, but in pieces
-    for 2. The other one gets what it has room for."""
+    """A file that no single class of its node can take is given to another node.
+
+    Node 0 has classes of 4 and 5 bytes: together room for 3 files of 3 bytes, but each class holds
+    only one. Node 1 holds the files that do not fit."""
     orders = [[[[0, 1, 2, 3]], [[4, 5, 6, 7]]]]
     machine = cluster([[4, 5], [15, 4]])
     copies = nopfs(written(orders, machine, [3] * 8)).copies
@@ -188,8 +204,10 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
 
 
 def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
-    """Two epochs on two nodes. Node 0 uses 0 and 1 twice, node 1 uses 2 and 3 twice: each owns its
-    two, and with room for one more holds another one besides, which it does not read."""
+    """Monarch's plan places copies as NoPFS does, and the owner of a file reads it for all nodes.
+
+    In two epochs node 0 uses files 0 and 1 twice, and node 1 uses 2 and 3 twice: each node owns its
+    two. Files 4 and 5 are used once by each node; both nodes hold them, but only one owns each."""
     orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
     job = written(orders, cluster([[4], [4]]))
     ours, theirs = planned(job), nopfs(job)
@@ -198,14 +216,17 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     assert (theirs.owner, theirs.pfs, ours.pfs) == (None, True, False)
     assert ours.owner is not None
     assert ours.owner[:4].tolist() == [0, 0, 1, 1]
-    # 4 and 5 are used once by each node: one node owns them, and both hold them.
+    # One node owns 4, one owns 5, and both hold both files.
     assert set(ours.owner[4:].tolist()) <= {0, 1}
     assert sorted(held_by(ours, 0, 1)) == [0, 1, 4, 5]
     assert sorted(held_by(ours, 1, 1)) == [2, 3, 4, 5]
 
 
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
-    """Node 1 has no room, so node 0 owns all: its own files and those of node 1, by first use."""
+    """Node 0 fetches the files that only node 1 uses in time for node 1.
+
+    Node 1 has no room, so node 0 owns all files and fetches them by the first use on either
+    node."""
     orders = [[[[0], [1], [2]], [[3], [4], [5]]]]
     decision = nopfs(written(orders, cluster([[6], [0]])))
     assert sorted(held_by(decision, 0, 1)[:2]) == [0, 3]
@@ -214,8 +235,10 @@ def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() 
 
 @pytest.mark.parametrize("policy", [nopfs, nopfs_literal])
 def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
-    """Six files of 400 samples on two nodes: each reads 200 samples of each file in an epoch, give
-    or take ten. On one node there is nobody to share with, and it goes on."""
+    """The policy refuses whole files as the grain if every node reads every file each epoch.
+
+    Six files have 400 samples each, and each of two nodes reads about 200 samples of every file in
+    an epoch. On one node, which has no other node to share with, the policy accepts the job."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):
@@ -225,9 +248,12 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
 
 
 def test_a_copy_saves_most_behind_a_slow_link() -> None:
-    """1 MB; RAM gives 100 MB/s a thread; links of 50, 50 and 25 MB/s: two nodes read from each
-    other in 20 ms, the third reads in 40, instead of 10: that saves 10, 10 and 30, or 0.6, 0.6 and
-    1.8 of the mean. Of two nodes the slower link is both's."""
+    """A copy is worth more on a node whose link is slow.
+
+    RAM delivers 100 MB/s per thread, and the links have 50, 50 and 25 MB/s. A file of 1 MB takes
+    10 ms from local RAM; from another node it takes 20 ms on the first two nodes and 40 ms on the
+    third. A copy thus saves 10, 10 and 30 ms, or 0.6, 0.6 and 1.8 of the mean. Between two nodes
+    the slower link limits both."""
     machine = cluster([[1]] * 3, threads=[1, 4], read_rate=400e6, network=[50e6, 50e6, 25e6])
     assert saved_by_a_copy(machine, 1e6).tolist() == pytest.approx([0.6, 0.6, 1.8])
     two = cluster([[1]] * 2, threads=[1, 4], read_rate=400e6, network=[50e6, 25e6])
@@ -236,7 +262,7 @@ def test_a_copy_saves_most_behind_a_slow_link() -> None:
 
 
 class Rows(list[npt.NDArray[np.uint16]]):
-    """Rows of a table, and how often one was asked for."""
+    """Rows of a table that count how often one of them was read."""
 
     asked = 0
 
@@ -247,8 +273,10 @@ class Rows(list[npt.NDArray[np.uint16]]):
 
 @pytest.mark.parametrize("files", cases([5_000, 20_000], short=[5_000]))
 def test_it_goes_by_rows(files: int) -> None:
-    """Whatever the number of files, the row of a node is read less than thirty times, and as a
-    whole: rows may be made when they are asked for, and nothing goes file by file."""
+    """For any number of files, the row of a node is read less than thirty times.
+
+    A row can therefore be computed whenever it is read, and the placement does not iterate over
+    files."""
     rows = Rows(used(files, 16, 20, 1))
     sizes = np.full(files, 110_000, dtype=np.int64)
     quotas = np.full(16, int(1.05 * sizes.sum() / 16))
@@ -258,7 +286,7 @@ def test_it_goes_by_rows(files: int) -> None:
     assert value_of(placed, rows, sizes) >= 0.99 * bound_of(rows, sizes, quotas)
 
 
-# Frequencies of 40,000 files on 6 nodes, of unequal sizes; a digest of who owns what.
+# Prints a digest of the owners of 40,000 files of unequal sizes on 6 nodes.
 OWNERS = """
 import hashlib
 import numpy as np
@@ -280,8 +308,10 @@ OLD_PROCESSOR = {
 
 
 def test_every_processor_comes_to_the_same_owners() -> None:
-    """Nodes need not be alike, and nobody asks who owns what. NumPy and its BLAS choose their
-    instructions by the processor; they can be told to take it for an older one."""
+    """Placement gives the same owners on every type of processor.
+
+    Each node computes the owners by itself, and nodes may have different processors. NumPy and its
+    BLAS select instructions by processor; the variables make them assume an older one."""
     digests = []
     for variables in ({}, OLD_PROCESSOR):
         command = [sys.executable, "-W", "ignore", "-c", OWNERS]

@@ -1,5 +1,6 @@
-"""What the literature promises, on jobs small enough for a test; benchmarks/policies has the
-rest."""
+"""Claims of the literature, on jobs that are small enough for a test.
+
+Larger checks are in benchmarks/policies."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ FILES = 6400
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
-    """Pinning, Belady and SOLAR's mapping: at most 1.02 (D - C) an epoch, over all nodes."""
+    """Pinning, Belady and SOLAR load at most 1.02 (D - C) files an epoch over all nodes.
+
+    D is the number of files and C the room of all nodes together."""
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
@@ -35,7 +38,9 @@ def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
 
 
 def test_solar_loads_a_quarter_on_every_rank() -> None:
-    """Fig. 11: 16 ranks that together hold 0.8 of the dataset. Before, each caches for itself."""
+    """SOLAR loads at most a quarter of what LRU loads on each rank, as in Fig. 11 of its paper.
+
+    16 ranks together hold 0.8 of the dataset. Under LRU each rank caches for itself."""
     job = shuffled(8192, cluster([[int(0.8 * 8192 / 16)]] * 16), epochs=4, batch=32)
 
     def of_rank(policy: Policy) -> tuple[float, int]:
@@ -54,8 +59,10 @@ def test_solar_loads_a_quarter_on_every_rank() -> None:
 
 
 def test_next_uses_by_hand() -> None:
-    """Two nodes, two epochs of three accesses each. Together: node 0 has 0 1 2, then 3 4 0; node 1
-    has 3 4 5, then 1 2 5. In time: 0 3 1 4 2 5 | 3 1 4 2 0 5, numbered 0 to 11."""
+    """Two nodes read three files in each of two epochs.
+
+    Node 0 reads 0 1 2, then 3 4 0. Node 1 reads 3 4 5, then 1 2 5. In the order of time the
+    accesses are 0 3 1 4 2 5 | 3 1 4 2 0 5, numbered 0 to 11."""
     orders = np.array([[[[0, 1, 2]], [[3, 4, 5]]], [[[3, 4, 0]], [[1, 2, 5]]]], dtype=np.int32)
     job = shuffled(6, cluster([[1], [1]]), epochs=2, batch=3)
     job = type(job)(job.sizes, job.cluster, 2, 3, lambda epoch: orders[epoch])
@@ -75,7 +82,7 @@ def test_a_file_that_comes_twice_in_an_epoch_is_used_again_in_it() -> None:
 
 
 def test_a_file_may_be_used_as_often_as_there_are_numbers() -> None:
-    """More than 16 bits can say, and NO_FILE is no use."""
+    """Frequencies exceed 16 bits without overflow, and NO_FILE does not count as a use."""
     order = np.zeros((2, 1, 70_000), dtype=np.int32)
     order[1, 0, 1:] = NO_FILE
     job = shuffled(2, cluster([[1], [1]]), epochs=1, batch=1)

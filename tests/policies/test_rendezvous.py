@@ -1,4 +1,4 @@
-"""Rendezvous hashing: shares, room, and what changes when nodes come and go."""
+"""Rendezvous hashing: the nodes' shares, their room, and changes when nodes join or leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The share of a node is binomial: within five standard deviations."""
+    """The share of a node has a binomial distribution: it is within five standard deviations."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
     spread = np.sqrt(FILES * share * (1 - share))
@@ -32,14 +32,15 @@ def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> N
 
 
 def test_neighbours_lie_on_nodes_of_their_own() -> None:
-    """Two neighbours share one of four nodes in a quarter of all cases."""
+    """Consecutive files go to the same one of four nodes in a quarter of all cases."""
     first = scores(file_keys(FILES), np.ones(4)).argmin(axis=1)
     assert np.mean(first[1:] == first[:-1]) == pytest.approx(0.25, abs=0.02)
 
 
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
-    """Node 3 of 4 goes: its files are spread over the others, theirs stay. Read backwards, the
-    files of a node that comes are all that moves."""
+    """If node 3 of 4 leaves, its files spread over the others, whose own files stay.
+
+    By symmetry, only files of a node that joins move to it."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
     before = owners(keys, sizes, np.full(4, PLENTY))
     after = owners(keys, sizes, np.array([PLENTY] * 3 + [0]))
@@ -48,8 +49,9 @@ def test_only_files_of_the_node_that_goes_change_hands() -> None:
 
 
 def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
-    """Node 0 has room for 100 of its files, those of the least keys; the others go to node 1 or
-    2, whichever is first in their list."""
+    """Node 0 keeps the 100 of its files with the smallest keys, for which it has room.
+
+    Each of its other files goes to node 1 or 2, whichever comes first in the file's list."""
     keys, sizes = file_keys(3000), np.ones(3000, np.int64)
     table = scores(keys, np.array([100.0, 5000, 5000]))
     owner = owners(keys, sizes, np.array([100, 5000, 5000]))
@@ -76,11 +78,11 @@ def test_quotas_hold_and_nothing_is_left_that_fits(
     owner = owners(keys, bytes_, room)
     left = room - np.bincount(owner[owner != PFS], bytes_[owner != PFS], minlength=len(room))
     assert (left >= 0).all()
-    # A node without a quota has no weight, and is in no list.
+    # A node without a quota has weight zero and is in no file's list.
     missing = bytes_[owner == PFS]
     if len(missing) and (room > 0).any():
         assert missing.min() > left[room > 0].max()
-    # All nodes say the same, in whatever order their catalogs have the files.
+    # The owners do not depend on the order of the files in a node's catalog.
     shuffled = np.random.default_rng(seed + 1).permutation(len(sizes))
     assert (owners(keys[shuffled], bytes_[shuffled], room) == owner[shuffled]).all()
 
@@ -106,7 +108,7 @@ def test_many_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
 
 
 def test_files_that_fit_nowhere_cost_no_rounds() -> None:
-    """Room for half of the files: when all nodes are full the rest is not asked about again."""
+    """With room for half of the files, no further rounds are made once all nodes are full."""
     rounds = []
     real = rendezvous._next_choice
 
@@ -117,7 +119,7 @@ def test_files_that_fit_nowhere_cost_no_rounds() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendezvous, "_next_choice", counting)
         owner = owners(file_keys(4000), np.full(4000, 10), np.full(64, 4000 * 10 // 128))
-    # 310 bytes on each: 31 files.
+    # Each node has room for 312 bytes, which is 31 files.
     assert np.count_nonzero(owner != PFS) == 64 * 31
     assert len(rounds) < 64
 
@@ -138,5 +140,5 @@ def test_the_next_node_is_that_of_the_next_higher_score() -> None:
             mine = nodes == node
             following[mine] = next_nodes(keys[mine], weights, node)
         nodes = following
-    # Node 2 has no weight: it is in nobody's order.
+    # Node 2 has weight zero, so it is in no file's order.
     assert (nodes == PFS).all()

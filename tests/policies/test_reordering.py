@@ -1,4 +1,4 @@
-"""Baselines that deal samples anew: by hand, and what holds for all orders."""
+"""Baselines that deal samples out anew: examples by hand, and properties for all orders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ ORDERS = [[[[0, 7, 8], [1, 2, 3]], [[9, 4, 10], [5, 6, 11]]]]
 
 
 def test_locality_aware_exchanges_within_a_step() -> None:
-    """Node 0 holds 0 to 5, node 1 holds 6 to 11. Step 0 has 0 7 8 and 9 4 10: node 0 gets 0, 4 and,
-    because node 1 has four of its own and takes three (7 8 9), the 10. Step 1 has 1 2 3 and 5 6 11:
-    node 0 has four of its own, keeps 1 2 3, and 5 goes to node 1 beside 6 and 11."""
+    """Nodes exchange samples within a step so that each reads as many of its own as possible.
+
+    Node 0 holds 0 to 5 and node 1 holds 6 to 11. Step 0 has 0 7 8 and 9 4 10. Node 0 gets 0 and 4;
+    node 1 holds four samples of the step and takes three (7 8 9), so node 0 also gets 10. Step 1
+    has 1 2 3 and 5 6 11. Node 0 holds four of them and keeps 1 2 3, so 5 goes to node 1 with 6 and
+    11."""
     job = written(ORDERS, cluster([[6], [6]]))
     decision = locality_aware(job)
     assert decision.orders is not None
@@ -52,7 +55,7 @@ def test_an_exchange_keeps_steps_and_moves_as_few_as_it_can(
 
 
 def test_parallel_staging_uses_its_share_alone() -> None:
-    """Shares 0 to 5 and 6 to 11: each node's epoch is a permutation of its own, as long as it."""
+    """Each node's epoch is a permutation of its own share (0 to 5 or 6 to 11)."""
     job = written(ORDERS, cluster([[6], [6]]))
     decision = parallel_staging(job)
     assert decision.orders is not None
@@ -64,8 +67,9 @@ def test_parallel_staging_uses_its_share_alone() -> None:
 
 
 def test_parallel_staging_says_what_it_never_uses() -> None:
-    """Room for 4 and 2 files: six accesses pass over 4 of them once and a half, over 2 three
-    times."""
+    """With room for 4 and 2 files, the nodes read only those, and a note says so.
+
+    Six accesses read the 4 files one and a half times and the 2 files three times."""
     decision = parallel_staging(written(ORDERS, cluster([[4], [2]])))
     assert decision.orders is not None
     first, second = decision.orders(0).reshape(2, -1)
@@ -75,8 +79,10 @@ def test_parallel_staging_says_what_it_never_uses() -> None:
 
 
 def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
-    """Memory for all: one pass over the twelve, in an order that is not the sampler's. Memory for 3
-    files each (0 1 2 and 6 7 8): two passes over these six, and nothing from the file system."""
+    """With memory for all files, an epoch is one pass over all, not in the sampler's order.
+
+    With memory for 3 files on each node (0 1 2 and 6 7 8), it is two passes over these six, and
+    nothing is read from the file system."""
     job = written(ORDERS, cluster([[6], [6]]))
     whole = deepio_opportunistic(job)
     assert whole.orders is not None
@@ -90,7 +96,8 @@ def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
 
 
 def test_deepio_opportunistic_reads_one_in_nodes_at_home() -> None:
-    """4 nodes: 1/4 of 4,000 accesses, with a standard deviation of 27."""
+    """On 4 nodes, 1/4 of 4,000 accesses find the file on the node, with a standard deviation of
+    27."""
     job = shuffled(4000, cluster([[1000]] * 4), epochs=1, batch=10)
     decision = deepio_opportunistic(job)
     assert decision.orders is not None

@@ -1,4 +1,6 @@
-"""SOLAR: order of epochs, mapping, balance, chunks; a dozen samples by hand, bounds for all."""
+"""SOLAR: order of epochs, mapping, balance and chunks.
+
+There are examples of twelve samples computed by hand, and bounds for all inputs."""
 
 from __future__ import annotations
 
@@ -27,21 +29,25 @@ A, B, C = list(range(12)), list(range(11, -1, -1)), [*range(6, 12), *range(6)]
 
 
 def test_edges_by_hand() -> None:
-    """Room for 4. A begins with 0 1 2 3 and ends with 8 9 10 11, B is A backwards, C begins with
-    6 7 8 9 and ends with 2 3 4 5. B after A loads nothing new, A after B neither; C after A loads
-    6 and 7, A after C 0 and 1; C after B all four, and B after C too."""
+    """The cost of an edge is the number of samples that the second epoch must load.
+
+    The buffer has room for 4. A begins with 0 1 2 3 and ends with 8 9 10 11, B is A reversed, and C
+    begins with 6 7 8 9 and ends with 2 3 4 5. B after A and A after B load nothing. C after A loads
+    6 and 7, and A after C loads 0 and 1. C after B and B after C load four samples."""
     job = written([[[A]], [[B]], [[C]]], cluster([[4]]))
     costs = edge_costs(job.orders, 3, 4, 12)
     assert costs.tolist() == [[0, 0, 2], [0, 0, 4], [2, 4, 0]]
     path = order_epochs(costs)
     assert path_cost(costs, path) == 2
-    # Without the condition that it is one path, A and B follow each other.
+    # The bound does not require one path, so A and B may follow each other in a cycle.
     assert lower_bound(costs) == 0
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """c of n samples at both ends: c (1 - c / n) on average, and c (1 - c / n) / sqrt(n) around
-    it."""
+    """Edges between shuffles have the mean and deviation that chance gives.
+
+    With a buffer of c of n samples the mean is c (1 - c / n), and the standard deviation is
+    c (1 - c / n) / sqrt(n)."""
     job = shuffled(4000, cluster([[1]]), epochs=40, batch=10)
     costs = edge_costs(job.orders, 40, 2000, 4000)
     edges = costs[~np.eye(40, dtype=bool)]
@@ -76,7 +82,7 @@ def test_paths_are_whole_and_above_the_bound(epochs: int, seed: int) -> None:
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_the_path_is_near_its_bound(part: float) -> None:
-    """30 shuffles of 2,000 samples; the issue asks for 20 %."""
+    """For 30 shuffles of 2,000 samples, the path costs at most 20 % more than the lower bound."""
     job = shuffled(2000, cluster([[1]]), epochs=30, batch=10)
     costs = edge_costs(job.orders, 30, int(part * 2000), 2000)
     path = order_epochs(costs)
@@ -85,7 +91,9 @@ def test_the_path_is_near_its_bound(part: float) -> None:
 
 
 def test_water_fills_alike() -> None:
-    """Rooms of 1, 3 and 4 under a cap of 4: 5 loads are 1, 2 and 2; 8 fill all."""
+    """Loads are divided evenly among nodes with room for 1, 3 and 4 under a cap of 4.
+
+    5 loads are divided as 1, 2 and 2; 8 loads fill all nodes."""
     assert balanced(np.array([3, 1, 0]), 5, 4).tolist() == [1, 2, 2]
     assert balanced(np.array([3, 1, 0]), 8, 4).tolist() == [1, 3, 4]
     assert balanced(np.array([3, 1, 0]), 0, 4).tolist() == [0, 0, 0]
@@ -93,9 +101,11 @@ def test_water_fills_alike() -> None:
 
 
 def test_a_step_is_dealt_by_hand() -> None:
-    """Three nodes, cap 5. Node 0 holds 1 3 5 7 9 11: five of them stay, 11 is loaded elsewhere;
-    node 1 holds 2. Nobody holds 4 6 8 10 0. Six loads, node 0 being full: 0 4 6 on node 1 and 8 10
-    11 on node 2, each a run of neighbours."""
+    """Three nodes deal a step of twelve samples under a cap of 5.
+
+    Node 0 holds 1 3 5 7 9 11: five of them stay, and 11 is loaded elsewhere. Node 1 holds 2. No
+    node holds 0 4 6 8 10. As node 0 is full, the six loads go to node 1 (0 4 6) and node 2 (8 10
+    11), each a run of neighbours."""
     files = np.arange(12)
     holder = np.array([PFS, 0, 1, 0, PFS, 0, PFS, 0, PFS, 0, PFS, 0])
     node, loaded = deal(files, holder, 3, 5)
@@ -115,19 +125,21 @@ def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, 
     counts = np.bincount(node[loaded], minlength=nodes)
     assert taken.max() <= most
     assert (node[~loaded] == holder[~loaded]).all()
-    # Whoever loads less than another by two has reached the cap.
+    # A node that loads at least two fewer than another one has reached the cap.
     assert (taken[counts < counts.max() - 1] == most).all()
 
 
 def test_reads_are_joined_by_hand() -> None:
-    """Chunks of ten. 3 5 6 are one read of four with one in vain; 20 and 21 one of two; 9 and 10
-    lie in different chunks, and 40 is far."""
+    """Neighbouring samples of one chunk are joined into one read.
+
+    Chunks have ten samples. 3 5 6 are one read of four, one of them redundant. 20 and 21 are one
+    read of two. 9 and 10 lie in different chunks, and 40 is far from the others."""
     reads = join(np.array([40, 5, 3, 6, 21, 20, 10, 9]), gap=1, chunk=10)
     assert reads.start.tolist() == [3, 9, 10, 20, 40]
     assert reads.count.tolist() == [4, 1, 1, 2, 1]
     assert reads.redundant.tolist() == [1, 0, 0, 0, 0]
     assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
-    # With nothing to be read in vain 3 stands alone, and neighbours stay joined.
+    # If no redundant samples are allowed, 3 is read alone, and the neighbours 5 and 6 stay joined.
     assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
 
 
@@ -158,10 +170,13 @@ def test_a_cap_below_the_batch_is_refused() -> None:
 
 
 def test_two_epochs_by_hand() -> None:
-    """Two nodes with room for 3, two steps of six samples. The first epoch loads all, in each step
-    0 1 2 on node 0 and 3 4 5 on node 1 (runs of neighbours), then 6 7 8 and 9 10 11. The second one
-    starts with the second half: by then node 0 has exchanged 0 1 2 for 6 7 8, used sooner, and node
-    1 has 9 10 11. They are read where they are, and the other six are loaded, three each."""
+    """Two nodes have room for 3 samples each and read two steps of six samples.
+
+    The first epoch loads everything. Its first step loads 0 1 2 on node 0 and 3 4 5 on node 1 (runs
+    of neighbours), and its second step loads 6 7 8 and 9 10 11. The second epoch starts with the
+    samples of that second step. They are used sooner, so node 0 has by then replaced 0 1 2 by 6 7
+    8, and node 1 has 9 10 11. These are read locally, and the other six are loaded, three on each
+    node."""
     first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
     job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
     decision = Solar(cap=1.0)(job)
@@ -197,15 +212,18 @@ def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) 
 
 
 def test_what_is_read_in_vain_is_counted() -> None:
-    """One node without room, chunks of twelve, gaps of one: 0 2 4 are read as 0 to 4, two in vain;
-    so are 6 8 10 with 7 and 9. Samples of 100 bytes."""
+    """Redundant bytes are counted for each step.
+
+    One node has no room, chunks have twelve samples of 100 bytes, and gaps of one sample are
+    allowed. 0 2 4 are read as 0 to 4, two of them redundant; 6 8 10 are read with 7 and 9."""
     job = written([[[[0, 2, 4], [6, 8, 10], [1, 3, 11]]]], cluster([[0]]), [100] * 12)
     decision = Solar(chunk=12, gap=1, vain=1)(job)
     assert decision.served is not None
     redundant = decision.served(0, order_of(job, decision, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
-    # A sixth of three samples a step is none, then one, then none again.
+    # One sixth of the three samples of a step allows no redundant sample in the first step, one in
+    # the second, and none in the third.
     frugal = Solar(chunk=12, gap=1, vain=1 / 6)(job)
     assert frugal.served is not None
     redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
@@ -214,7 +232,9 @@ def test_what_is_read_in_vain_is_counted() -> None:
 
 
 def test_a_sample_that_comes_twice_in_a_step_is_held_once() -> None:
-    """Room for two: 0, three times in each step, and 1. The second epoch finds both."""
+    """A file that occurs three times in a step takes the room of one file.
+
+    The buffer has room for two files, 0 and 1, and the second epoch finds both."""
     job = written([[[[0, 0, 0, 1]]]] * 3, cluster([[2]]))
     assert loads(job, Solar()(job)) == [4, 0, 0]
 
@@ -224,13 +244,15 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
     decision = Solar(reorder=True)(job)
     given_sets = sorted(str(used(job.orders(epoch), 0)) for epoch in range(6))
     assert sorted(str(used(order_of(job, decision, epoch), 0)) for epoch in range(6)) == given_sets
-    # Right eviction leaves nothing to save.
+    # With optimal eviction, reordering the epochs does not save any loads.
     assert loads(job, decision)[1:] == pytest.approx([180] * 5, rel=0.02)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
-    """File 0 occurs twice in a step, and the load of file 1 evicts it in between."""
+    """A sample counts as read from where it was at that moment, even if the step evicts it later.
+
+    File 0 occurs twice in a step, and the load of file 1 evicts it in between."""
     buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))
     step = {"node": np.array([0]), "loaded": np.array([True])}
     buffers.use(np.array([0]), np.array([5]), now=1, **step)

@@ -1,4 +1,4 @@
-"""Checks the JSON document of a simulation against the rules in `simulator.result`."""
+"""Checks the JSON document of a simulation for consistent values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from monarch_py.simulator.result import PLACES, SCHEMA
 
-# Tolerated relative error of sums of millions of floats.
+# Tolerated relative error of sums of millions of floating-point numbers.
 _TOLERANCE = 1e-6
 
 
 def validate(document: Mapping[str, Any]) -> None:
-    """Checks a JSON document against the rules above; ValueError names policy and field."""
+    """Raises ValueError, with the policy and the field, if a value of the document is wrong."""
     if document.get("schema") != SCHEMA:
         raise ValueError(f"schema: {document.get('schema')!r} is not {SCHEMA}")
     for policy, result in document["policies"].items():

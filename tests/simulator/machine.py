@@ -1,4 +1,6 @@
-"""Small machines and jobs for tests of the simulation: bytes and seconds are small numbers."""
+"""Small machines and jobs for tests of the simulation.
+
+Sizes and times are small numbers of bytes and seconds."""
 
 from __future__ import annotations
 
@@ -23,13 +25,15 @@ from monarch_py.simulator.scenario import (
 
 __all__ = ["FAST", "Machine", "job", "scenario"]
 
-# A rate that takes no time worth mentioning [bytes/s].
+# A rate so high that transfers take practically no time [bytes/s].
 FAST = 1e15
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A node's classes: the staging buffer, and one more. Rates are those of all threads."""
+    """A node with two storage classes, the staging buffer and a cache.
+
+    Sizes are in bytes. Rates are in bytes/s and are those of all threads together."""
 
     pfs: dict[int, float]
     compute: float = FAST
@@ -70,7 +74,9 @@ def scenario(
 
 
 def job(of: Scenario, sizes: Sequence[int], orders: Sequence[Any]) -> Job:
-    """orders : for every epoch (nodes, steps, batch of a node)"""
+    """Returns a job with the given orders.
+
+    orders : for each epoch, a table (nodes, steps, batch of a node) of file numbers"""
     made = [np.array(order, np.int32) for order in orders]
     return Job(
         sizes=np.array(sizes, np.int64),
@@ -88,7 +94,7 @@ def run(
     decision: Decision,
     ranks: int = 1,
 ) -> Measured:
-    """Runs a decision. orders : as for `job`; the scenario's shape follows from them."""
+    """Simulates a decision.  orders : as for `job`; nodes, steps and batch are taken from them."""
     nodes, _, batch = np.array(orders[0]).shape
     files = np.array(orders[0]).size
     of = scenario(

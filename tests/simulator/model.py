@@ -1,6 +1,6 @@
-"""The performance model: how long a file takes from each place that has it (NoPFS 4).
+"""NoPFS's performance model (section 4 of its paper): the time to read a file from each place.
 
-The simulation is compared with it.
+Tests compare the simulation with this model.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ NONE = -1
 
 
 class Source(IntEnum):
-    """Where a file comes from. If times are equal, the first is taken, as it burdens others
-    least."""
+    """Where a file comes from. If times are equal, the first source is taken, because it puts the
+    least load on other nodes."""
 
     LOCAL = 0
     REMOTE = 1

@@ -1,4 +1,4 @@
-"""A small scenario in which storage is short everywhere, so that every rule of a policy shows."""
+"""A small scenario in which all storage is short, so that every rule of a policy has an effect."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def scenario(
     pfs: dict[int, float] | None = None,
     **changes: Any,
 ) -> Scenario:
-    """4 nodes, 3 epochs, batches of 8 a node, files of 1,000 bytes and a std of 500 or all of
-    `size`; capacities in bytes; `changes` are fields of Scenario."""
+    """Returns a scenario of 4 nodes, 3 epochs and batches of 8 samples a node.
+
+    Files have 1,000 bytes on average with a standard deviation of 500, or all have `size` bytes.
+    staging, ram and disk are capacities [bytes], and `changes` are fields of Scenario."""
     curve = {1: 3 * MB, 2: 7 * MB, 4: 15 * MB}
     memory, slow = Curve({2: 500 * MB}), Curve({1: 6 * MB})
     storage = (

@@ -1,11 +1,12 @@
-/* Random jobs through the simulation, for the sanitizers: shapes, orders with holes, copies, ways
- * of filling, checkpoints. Says how many accesses there were. */
+/* Runs random jobs through the simulation, for the sanitizers. Shapes, orders with missing samples,
+ * copies, ways to fill them, and checkpoints are random. Prints the number of accesses. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "simulator/simulator.h"
 
-/* Epochs whose arrays are kept: an old one is looked at when the next is given. */
+/* The number of epochs whose arrays are kept: the simulation still reads the arrays of an older
+ * epoch when it gets those of a new one. */
 #define KEPT (MONARCH_SIM_EPOCHS + 1)
 
 static uint64_t state = 1;
@@ -41,7 +42,7 @@ static uint64_t run_one(void) {
     int8_t *copy_class = malloc(copies + 1);
     for (uint32_t i = 0; i < files; i++)
         sizes[i] = below(1000);
-    /* Rows of one node and class lie together. */
+    /* Copies of one node and class are contiguous. */
     for (uint64_t i = 0; i < copies; i++) {
         uint64_t list = i * nodes * (classes - 1) / copies;
         copy_node[i] = (int32_t)(list / (classes - 1));

@@ -1,4 +1,4 @@
-"""The machine of the simulation: cases worked out by hand, and what no machine can do."""
+"""The simulated machine: cases computed by hand, and limits that no machine can exceed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STAGING, LOCAL, REMOTE, FROM_PFS = range(len(PLACES))
 
 
 def test_without_prefetching_reading_and_computing_take_turns() -> None:
-    """Four samples of 10 bytes: each is 1 s on its way and 2 s in compute."""
+    """Each of four samples of 10 bytes takes 1 s to read and then 2 s to compute."""
     measured = run(Machine({1: 10}, compute=5), [10] * 4, [[[[0, 1], [2, 3]]]], DEMAND)
     assert measured.epoch_end.tolist() == pytest.approx([12])
     assert measured.stall.tolist() == pytest.approx([4])
@@ -42,7 +42,7 @@ def test_without_prefetching_reading_and_computing_take_turns() -> None:
 
 
 def test_with_prefetching_only_the_first_sample_is_waited_for() -> None:
-    """The samples are there at 1, 2, 3, 4 s, and are used at 1, 3, 5, 7 s."""
+    """Samples are ready at 1, 2, 3 and 4 s, and their computation starts at 1, 3, 5 and 7 s."""
     measured = run(Machine({1: 10}, compute=5), [10] * 4, [[[[0, 1], [2, 3]]]], STAGED)
     assert measured.epoch_end.tolist() == pytest.approx([9])
     assert measured.stall.tolist() == pytest.approx([1])
@@ -51,8 +51,11 @@ def test_with_prefetching_only_the_first_sample_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("staging", "end"), [(60, 13), (30, 14)])
 def test_a_sample_waits_for_room_in_the_staging_buffer(staging: int, end: int) -> None:
-    """Sizes 10, 10, 10, 30. With room for all they are there at 1, 2, 3, 6 s and the last is used
-    from 7 to 13 s. In 30 bytes the last has room when the third leaves, at 5 s; it is there at 8.
+    """The samples have 10, 10, 10 and 30 bytes.
+
+    With room for all, they are ready at 1, 2, 3 and 6 s, and the last one is computed from 7 to
+    13 s. With room for 30 bytes, the last one is read when the third one leaves the buffer, at 5 s,
+    and is ready at 8 s.
     """
     machine = Machine({1: 10}, compute=5, staging=staging)
     measured = run(machine, [10, 10, 10, 30], [[[[0, 1, 2, 3]]]], STAGED)
@@ -62,15 +65,17 @@ def test_a_sample_waits_for_room_in_the_staging_buffer(staging: int, end: int) -
 def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
     machine = Machine({1: 10}, compute=10, staging=15)
     measured = run(machine, [10, 40, 10], [[[[0, 1, 2]]]], STAGED)
-    # 0: there at 1; 1: from 1 to 5, used until 9; 2: from 5, there at 6, used from 9 to 10.
+    # Sample 0 is ready at 1 s. Sample 1 is read from 1 to 5 s and computed until 9 s. Sample 2 is
+    # read from 5 to 6 s and computed from 9 to 10 s.
     assert measured.epoch_end.tolist() == pytest.approx([10])
 
 
 @pytest.mark.parametrize("epochs", [2, 3, 4, 8])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: int) -> None:
-    """A node that is alone waits for nobody at the end of an epoch, so the job takes as long as one
-    epoch with all the samples."""
+    """Several epochs take as long as one epoch with all their samples.
+
+    The only node does not wait for other nodes at the end of an epoch."""
     samples = np.arange(8 * epochs)
     sizes = np.random.default_rng(seed).integers(10, 60, len(samples)).tolist()
     machine = Machine({1: 10}, compute=8, staging=60)
@@ -80,20 +85,24 @@ def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: 
 
 
 def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:
-    """Two nodes at 10 bytes/s together, samples of 10 and 20 bytes: the first is there after 2 s,
-    and the second, alone from then on, after 3; they are computed after 4 and 7 s, and the second
-    step begins at 7 s."""
+    """Two nodes read at 10 bytes/s in total and start each step together.
+
+    The samples have 10 and 20 bytes. The first is ready at 2 s, and the second, which then has the
+    file system for itself, at 3 s. Computing them ends at 4 and 7 s, so the second step begins at
+    7 s."""
     order = [[[[0], [2]], [[1], [3]]]]
     measured = run(Machine({1: 10, 2: 10}, compute=5), [10, 20, 10, 20], order, DEMAND)
     assert measured.epoch_end.tolist() == pytest.approx([14])
     assert measured.stall.tolist() == pytest.approx([4, 6])
-    # 7 s for the slower of a step is more than 1.1 times 4 s.
+    # The slower node needs 7 s for a step, which is more than 1.1 times the 4 s of the faster one.
     assert measured.imbalanced.tolist() == [2]
 
 
 def test_a_node_alone_gets_what_one_client_gets() -> None:
-    """The file system gives 10 bytes/s to one and 12 to two. Node 1 has a byte, which is there
-    after 1/6 s; node 0 has 9 of its 10 bytes left then, and needs 0.9 s for them."""
+    """The file system gives 10 bytes/s to one client and 12 to two together.
+
+    Node 1 reads one byte, which takes 1/6 s. Node 0 then has 9 of its 10 bytes left, and reads them
+    alone in 0.9 s."""
     machine = Machine({1: 10, 2: 12})
     measured = run(machine, [10, 1], [[[[0]], [[1]]]], DEMAND)
     assert measured.epoch_end[0] == pytest.approx(1 / 6 + 0.9)
@@ -103,7 +112,8 @@ def test_a_node_alone_gets_what_one_client_gets() -> None:
     ("pfs", "from_where", "end"), [(True, FROM_PFS, 1), (False, REMOTE, 2), (False, LOCAL, 4)]
 )
 def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, end: int) -> None:
-    """10 bytes: from the file system 1 s, over the link 2 s, from the own class 4 s."""
+    """10 bytes take 1 s from the file system, 2 s over the link, or 4 s from the node's own
+    class."""
     machine = Machine({1: 10, 2: 20}, network=5, cache_rate=2.5 if from_where == LOCAL else FAST)
     holder = 0 if from_where == LOCAL else 1
     decision = Decision(
@@ -113,7 +123,7 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
         remote=True,
         pfs=pfs,
     )
-    # The other node reads a file of no size to be there.
+    # Node 1 has to take part in the step, so it reads an empty file.
     measured = run(machine, [10, 0], [[[[0]], [[1]]]], decision)
     assert measured.epoch_end[0] - measured.first_step == pytest.approx(end)
     assert measured.node_bytes[0, from_where] == 10
@@ -126,8 +136,10 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
 def test_an_idle_machine_is_the_performance_model(
     here: int, there: int, pfs: float, links: str
 ) -> None:
-    """A copy in one of two classes, or in none, of either node, and one client of the file system:
-    the machine takes as long as the least of the model's times (NoPFS 4), from that place."""
+    """With one client, the simulation takes the shortest of the model's times, from the same place.
+
+    The file has a copy in one of two classes, or none, on each of two nodes. The model is that of
+    section 4 of the NoPFS paper."""
 
     def storage(name: str, threads: int, rate: float) -> StorageClass:
         curve = Curve({threads: rate})
@@ -148,9 +160,10 @@ def test_an_idle_machine_is_the_performance_model(
 
 @pytest.mark.parametrize(("links", "stalls"), [("in_order", [6, 9]), ("fair", [9, 6])])
 def test_transfers_share_a_link_or_take_turns(links: str, stalls: list[float]) -> None:
-    """Node 0 sends 6 bytes to node 1 and 3 to node 2, at 1 byte/s. One after the other they are
-    there after 6 and 9 s. Together each gets half of the link until the 3 bytes are there, after
-    6 s; of the others 3 are left then, and come in 3 s."""
+    """Node 0 sends 6 bytes to node 1 and 3 bytes to node 2 over its link of 1 byte/s.
+
+    In order, the transfers end at 6 and 9 s. With fair sharing each gets half of the link until the
+    3 bytes have arrived, at 6 s. The other transfer then has 3 bytes left, which take 3 s."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0, 1]))]),
@@ -164,9 +177,11 @@ def test_transfers_share_a_link_or_take_turns(links: str, stalls: list[float]) -
 
 
 def test_what_others_leave_of_a_link_is_used() -> None:
-    """Max-min: three transfers of 1 byte from node 0 get a third of its link each, for 3 s. One of
-    them comes to node 1, whose link leaves two thirds for 3 bytes from node 4: 2 of them in these
-    3 s, and the last one in 1 s more."""
+    """Links are shared by max-min fairness.
+
+    Three transfers of 1 byte each from node 0 get a third of its link for 3 s. One of them goes to
+    node 1, whose link has two thirds left for 3 bytes from node 4. Two of these arrive within the
+    3 s, and the last one takes 1 s more."""
     copies = [(0, 1, np.array([0, 1, 2, 4, 5])), (4, 1, np.array([3, 6, 7]))]
     decision = Decision(copies=Copies.of(copies), when=When.BEFORE, remote=True, pfs=False)
     machine = Machine({1: FAST}, network=1, links="fair", staging_threads=2)
@@ -176,8 +191,10 @@ def test_what_others_leave_of_a_link_is_used() -> None:
 
 
 def test_an_owner_sends_on_over_shared_links() -> None:
-    """Node 0 reads 4 bytes at 4 bytes/s, which are on their way to both others when they are there,
-    after 1 s. Each gets half of the link of 1 byte/s."""
+    """An owner sends a file to two nodes at once, and each gets half of the owner's link.
+
+    Node 0 reads 4 bytes at 4 bytes/s, and begins to send them to both other nodes at 1 s, over a
+    link of 1 byte/s."""
     owner = np.zeros(2, np.int32)
     decision = Decision(staging=False, owner=owner, remote=True)
     machine = Machine({1: 4}, network=1, links="fair")
@@ -187,8 +204,10 @@ def test_an_owner_sends_on_over_shared_links() -> None:
 
 @pytest.mark.parametrize(("due", "from_where"), [(0, REMOTE), (1, FROM_PFS)])
 def test_nobody_asks_for_a_copy_before_it_is_due(due: int, from_where: int) -> None:
-    """Node 1 has the file from the beginning. Node 0 needs it at its access 1, and believes it to
-    be there if node 1 was to have it by access 0."""
+    """Node 0 assumes that node 1 has a copy only from the access on at which the copy is due.
+
+    Node 1 has the copy from the beginning. Node 0 needs the file at its access 1, so it asks node 1
+    if the copy is due at access 0, and reads the file system if it is due at access 1."""
     decision = Decision(
         copies=Copies.of([(1, 1, np.array([0]))]),
         when=When.BEFORE,
@@ -201,7 +220,7 @@ def test_nobody_asks_for_a_copy_before_it_is_due(due: int, from_where: int) -> N
 
 
 def test_copies_made_before_training_delay_it() -> None:
-    """Two files of 10 bytes at 10 bytes/s: training begins after 2 s, and reads from the class."""
+    """Copying two files of 10 bytes at 10 bytes/s delays training by 2 s; reads then are local."""
     decision = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
     measured = run(Machine({1: 10}, compute=10), [10, 10], [[[[0, 1]]]] * 2, decision)
     assert measured.first_step == pytest.approx(2)
@@ -212,7 +231,7 @@ def test_copies_made_before_training_delay_it() -> None:
 
 
 def test_a_read_keeps_what_has_a_place() -> None:
-    """One of two files has a place: in the second epoch it is local."""
+    """Only one of two files has a place in the cache; the second epoch reads it locally."""
     decision = Decision(copies=Copies.of([(0, 1, np.array([1]))]), when=When.ON_USE)
     measured = run(Machine({1: 10}), [10, 10], [[[[0, 1]]], [[[1, 0]]]], decision)
     assert measured.bytes.tolist() == [[0, 0, 0, 20], [0, 10, 0, 10]]
@@ -221,20 +240,23 @@ def test_a_read_keeps_what_has_a_place() -> None:
 
 
 def test_copies_made_beside_training_wait_for_the_readers() -> None:
-    """File 1 is to be copied; the reader of file 0 comes first at the file system, and then the
-    reader waits 30 s in compute, in which the copy is made."""
+    """File 1 is to be copied, but the reader of file 0 gets the file system first.
+
+    The copy is made while the reader computes for 30 s."""
     decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]))
     measured = run(Machine({1: 10}, compute=1 / 3), [10, 10], [[[[0], [1]]]], decision)
-    # 1 s to read, 30 s of compute, nothing to read file 1 from the class, 30 s of compute.
+    # The reader reads file 0 for 1 s and computes for 30 s. Reading file 1 from the class takes no
+    # time. The reader then computes for another 30 s.
     assert measured.epoch_end.tolist() == pytest.approx([61])
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
     assert measured.filled.tolist() == [10]
 
 
 def test_an_owner_reads_for_all() -> None:
-    """Both nodes want file 0 (10 bytes), which node 0 alone reads: it is there after 1 s, and 2 s
-    later over the link to node 1, for which 20 bytes of the file system would take 2 s in all. In
-    the second epoch node 1 has it after 2 s, from node 0's copy."""
+    """Node 0 owns file 0, which both nodes use, and reads it for both.
+
+    Its 10 bytes are read after 1 s and reach node 1 over the link 2 s later. In the second epoch
+    node 1 reads node 0's copy in 2 s."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
@@ -251,7 +273,9 @@ def test_an_owner_reads_for_all() -> None:
 
 
 def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
-    """And keeps it: file 0 is node 1's first sample, and node 0's in the second epoch."""
+    """The owner also keeps the file.
+
+    File 0 is the first sample of node 1, and node 0 uses it in the second epoch."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
@@ -262,14 +286,14 @@ def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
     )
     machine = Machine({1: 10}, network=5)
     measured = run(machine, [10, 0], [[[[1]], [[0]]], [[[0]], [[1]]]], decision)
-    # 1 s at the file system and 2 s over the link.
+    # The file system takes 1 s and the link takes 2 s.
     assert measured.epoch_end.tolist() == pytest.approx([3, 3])
     assert measured.filled.tolist() == [10, 0]
     assert measured.node_bytes[:, [LOCAL, REMOTE]].tolist() == [[10, 0], [0, 10]]
 
 
 def test_a_read_for_two_samples_is_counted_once() -> None:
-    """Node 0 prefetches file 0 for both epochs: the second sample comes with the first one."""
+    """Node 0 prefetches file 0 for both epochs, but reads it from the file system once."""
     decision = Decision(owner=np.array([0], np.int32), pfs=False)
     machine = Machine({1: 10}, staging_threads=2)
     measured = run(machine, [10], [[[[0]]]] * 2, decision)
@@ -279,10 +303,13 @@ def test_a_read_for_two_samples_is_counted_once() -> None:
 
 
 def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
-    """Two nodes at 10 bytes/s each, files of 10 bytes but the last, which has none. Node 0 reads
-    file 0 and then 3 to 12, and its class's thread is to copy file 1 when nobody waits. Node 1 has
-    file 2 after 1 s and wants file 1 then: it is read behind file 3, which is under way from 1 to 2
-    s, and there at 3 s. In all it has waited for 1 and 2 s; without hurry it were 1 and 11 s."""
+    """Node 1 needs a file that its owner, node 0, meant to copy later; node 0 then reads it sooner.
+
+    Two nodes read 10 bytes/s each. All files have 10 bytes, except the last, which is empty. Node 0
+    reads file 0 and then 3 to 12, and would copy file 1 only when no reader waits. Node 1 has file
+    2 after 1 s and then asks for file 1. Node 0 reads it after file 3, which is under way from 1 to
+    2 s, so it is ready at 3 s. Node 1 waits 1 + 2 s in all. Without the higher priority it would
+    wait 1 and 11 s."""
     order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
     decision = Decision(
         copies=Copies.of([(0, 1, np.array([1]))]),
@@ -304,14 +331,16 @@ def test_what_a_policy_says_is_served_is_served() -> None:
     decision = Decision(served=lambda epoch, order: served)
     measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
-    assert measured.filled.tolist() == [5]  # redundant ones, only with what is read
+    assert measured.filled.tolist() == [5]  # redundant bytes count only for files read from PFS
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
 
 
 @pytest.mark.parametrize(("into", "end"), [(0, 11), (1, 21)])
 def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
-    """Sample 0 comes from the file system after 1 s. If its 10 bytes go into the class, of 1
-    byte/s, that takes until 11 s, and only then sample 1 is read there for 10 s."""
+    """Writing a file into a class delays later reads of that class.
+
+    Sample 0 comes from the file system after 1 s. If its 10 bytes are written to the class, at
+    1 byte/s, that takes until 11 s, and only then is sample 1 read from the class, for 10 s."""
     places = np.array([[into, 0]], np.int8)
     served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), places, places)
     decision = Decision(served=lambda epoch, order: served)
@@ -321,8 +350,9 @@ def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
 
 @pytest.mark.parametrize(("into", "end"), [(0, 1), (1, 3)])
 def test_a_miss_that_is_kept_goes_through_its_owner(into: int, end: int) -> None:
-    """Node 0 misses a file of 10 bytes that belongs to node 1, at 10 bytes/s. If it is kept there
-    it comes by the link of 5 bytes/s, else straight."""
+    """Node 0 misses a file of 10 bytes that node 1 owns; the file system gives 10 bytes/s.
+
+    If node 1 keeps the file, node 0 gets it over the link of 5 bytes/s, else directly."""
     places = np.array([[into], [0]], np.int8)
     holder = np.array([[PFS], [1]], np.int32)
     served = Served(holder, np.ones((2, 1), np.int8), places, places)
@@ -335,7 +365,7 @@ def test_a_miss_that_is_kept_goes_through_its_owner(into: int, end: int) -> None
 
 
 def test_a_node_may_take_fewer_samples_in_a_step() -> None:
-    """Node 0 takes three samples, node 1 one; what is no file takes no time, and is not counted."""
+    """Node 0 uses three samples and node 1 one; missing samples take no time and do not count."""
     order = [[[[0, 1, 2]], [[3, -1, -1]]]]
     measured = run(Machine({1: 10, 2: 20}, compute=10), [10] * 4, order, DEMAND)
     assert measured.epoch_end.tolist() == pytest.approx([6])
@@ -349,12 +379,13 @@ def in_every_step(threads: list[int], epoch: int, order: Ints) -> npt.NDArray[np
 
 
 def test_two_ranks_of_a_node_share_its_threads() -> None:
-    """Rank 0 has two samples of 30 bytes, rank 1 of 10, and a thread prepares 10 bytes/s. With a
-    thread of its own rank 0 has its samples after 3 and 6 s. If rank 0 should have two threads of
-    three, the first one goes there, and so does the second: one of two and one of one leave as much
-    of a thread missing, and rank 0 comes first. After 3 s both go on with rank 1's samples, which
-    are there at 4 s. If rank 1 should have two of three, it has its samples first, at 1 s, and rank
-    0 after 4 s."""
+    """The shares decide which rank the two threads serve first.
+
+    Rank 0 has two samples of 30 bytes and rank 1 has two of 10, and a thread preprocesses 10
+    bytes/s. Without shares each rank has one thread, and rank 0 has its samples after 3 and 6 s.
+    With shares of 2 and 1, both threads serve rank 0 first: its samples are ready at 3 s and those
+    of rank 1 at 4 s. With shares of 1 and 3, both threads serve rank 1 first: its samples are ready
+    at 1 s and those of rank 0 at 4 s."""
     machine = Machine({1: FAST}, preprocess=10, staging_threads=2)
     order = [[[[0, 1, 2, 3]]]]
     for threads, ends in (([], [6, 2]), ([2, 1], [3, 4]), ([1, 3], [4, 1])):
@@ -366,13 +397,15 @@ def test_two_ranks_of_a_node_share_its_threads() -> None:
 
 
 def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
-    """Each of two ranks has 30 bytes of the buffer, a thread prepares 10 bytes/s. Rank 0's first
-    sample fills its part, and is read for 100 s from the class by the first of three threads. Rank
-    1's first sample fills the other part, and is read for 3 s from the file system by the second.
-    So the third has nothing to do until 100 s, or until rank 1 takes its sample, at 6 s. Then two
-    threads read 10 bytes each until 7 and 8 s and prepare them until 8 and 9 s, and the first to be
-    free the last 10 bytes, until 9 and 10 s. Rank 1 waits until 6 s, computes for 0.75 s, waits for
-    1.25 s, and twice computes for 0.25 and waits for 0.75 s."""
+    """Each of two ranks has 30 bytes of the buffer, and a thread preprocesses 10 bytes/s.
+
+    Rank 0's first sample fills its part, and the first of three threads reads it from the class for
+    100 s. Rank 1's first sample fills the other part, and the second thread reads it from the file
+    system for 3 s and preprocesses it for 3 s. The third thread has no work until rank 1 takes this
+    sample, at 6 s, and thereby makes room. Then two threads read 10 bytes each until 7 and 8 s and
+    preprocess them until 8 and 9 s. The first free thread reads the last 10 bytes until 9 s and
+    preprocesses them until 10 s. Rank 1 waits until 6 s, computes for 0.75 s, waits for 1.25 s, and
+    twice computes for 0.25 s and waits for 0.75 s."""
     machine = Machine({1: 10}, compute=40, staging=60, staging_threads=3, preprocess=10)
     machine = replace(machine, cache_rate=0.3)
     decision = Decision(
@@ -387,16 +420,18 @@ def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
 
 
 def test_a_rank_for_which_there_is_no_thread_loads_by_itself() -> None:
-    """One thread that prepares 10 bytes/s, and four ranks with 40 bytes each: a staging buffer with
-    fewer threads than ranks is no slower than none."""
+    """A staging buffer with fewer threads than ranks is no slower than no staging buffer.
+
+    One thread preprocesses 10 bytes/s, and each of four ranks has a sample of 40 bytes."""
     machine = Machine({1: FAST}, preprocess=10, staging_threads=1)
     measured = run(machine, [40] * 4, [[[[0, 1, 2, 3]]]], STAGED, ranks=4)
     assert measured.epoch_end[0] == pytest.approx(4)
 
 
 def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
-    """10 bytes/s at the file system, 1 on the way: two copies of 10 bytes take 20 s, and a
-    checkpoint of 20 bytes takes 20."""
+    """The file system gives 10 bytes/s, but the node's link to it only 1 byte/s.
+
+    Two copies of 10 bytes take 20 s, and so does a checkpoint of 20 bytes."""
     of = scenario(Machine({1: 10}), nodes=1, epochs=1, batch=2, files=2)
     of = replace(of, rates=replace(of.rates, pfs_link=1.0))
     work = job(of, [10, 10], [[[[0, 1]]]])
@@ -407,11 +442,14 @@ def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
 
 
 def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
-    """A remote sample comes over a link of 1 byte/s and is kept, which takes its class 0.1 s, from
-    when it was asked for: a local sample of the other rank does not wait for it."""
+    """A local read does not wait for a remote file that is being copied into the same class.
+
+    Rank 0's file comes over a link of 1 byte/s. Writing it to the class takes 0.1 s, which the
+    class spends when the file is requested. Rank 1's local read is therefore delayed by at most
+    0.1 s."""
     machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
     copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])
-    # Node 0: rank 0 reads 0, which node 1 has, rank 1 reads 1.
+    # In the second epoch on node 0, rank 0 reads file 0, which node 1 has, and rank 1 reads file 1.
     order = [[[[1, 1]], [[0, 2]]], [[[0, 1]], [[2, 2]]]]
     decision = Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
     measured = run(machine, [10, 10, 10], order, decision, ranks=2)
@@ -423,16 +461,19 @@ def test_a_checkpoint_stops_everybody_and_takes_the_file_system() -> None:
     of = scenario(Machine({1: 10, 2: 20}, compute=5), nodes=2, epochs=1, batch=1, files=4)
     of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=40))
     with_it = measure(of, job(of, [10] * 4, [[[[0], [1]], [[2], [3]]]]), Decision(free=True))
-    # 2 s of compute and 80 bytes at 20 bytes/s, twice.
+    # Both steps take 2 s to compute and 4 s to write 80 bytes at 20 bytes/s.
     assert with_it.epoch_end.tolist() == pytest.approx([12])
 
 
 def test_a_checkpoint_comes_before_reads_that_are_queued() -> None:
-    """One node at 10 bytes/s; samples of 10, 30, 10, 10 bytes, a second of compute for 10 bytes, a
-    checkpoint of 20 bytes after each step of one. The first sample is there at 1 s and computed at
-    2, when the second is under way until 4 and the third waits: the checkpoint goes before it, from
-    4 to 6. Then 3 s of compute; the third and fourth have come at 7 and 8. So the second checkpoint
-    is written from 9 to 11, the third from 12 to 14, the last from 15 to 17."""
+    """A checkpoint is written before reads that are queued, but after reads that are under way.
+
+    One node reads and writes at 10 bytes/s. Samples of 10, 30, 10 and 10 bytes take 1 s of compute
+    per 10 bytes, and a checkpoint of 20 bytes follows each step of one sample. The first sample is
+    ready at 1 s and computed at 2 s. The second one is then being read until 4 s, and the third one
+    is queued: the checkpoint is written before the third one, from 4 to 6 s. The second sample
+    takes 3 s of compute, and the third and fourth are read by 7 and 8 s. The other checkpoints are
+    written from 9 to 11, 12 to 14 and 15 to 17 s."""
     of = scenario(
         Machine({1: 10}, compute=10, staging_threads=2), nodes=1, epochs=1, batch=1, files=4
     )
@@ -442,13 +483,16 @@ def test_a_checkpoint_comes_before_reads_that_are_queued() -> None:
 
 
 def test_nodes_may_have_different_numbers_of_ranks() -> None:
-    """Node 0 has two ranks, which compute 10 and 20 bytes at 5 bytes/s, node 1 has one with 30. A
-    checkpoint of each rank's 10 bytes at 30 bytes/s takes a second."""
+    """Node 0 has two ranks, which compute 10 and 20 bytes at 5 bytes/s; node 1 has one with 30
+    bytes.
+
+    Each rank writes a checkpoint of 10 bytes. At 30 bytes/s in all, the three take 1 s."""
     of = scenario(Machine({1: 30, 2: 30}, compute=5), nodes=2, ranks=2, epochs=1, batch=1, files=3)
     of = replace(of, overrides=(NodeOverride((1,), ranks=1),), checkpoint=Checkpoint(1, 10))
     work = job(of, [10, 20, 30], [[[[0, 1]], [[2, NO_FILE]]]])
     measured = measure(of, work, Decision(free=True))
-    # Node 0 writes its 20 bytes at 15 bytes/s while node 1 does, and ends alone: 1 s for all 30.
+    # Each node first writes at 15 bytes/s, and node 0, which has 20 bytes, ends alone at 30
+    # bytes/s.
     assert measured.epoch_end.tolist() == pytest.approx([7])
     assert measured.compute.tolist() == pytest.approx([2, 4, 6])
     assert measured.stall.tolist() == pytest.approx([0, 0, 0])
@@ -456,22 +500,25 @@ def test_nodes_may_have_different_numbers_of_ranks() -> None:
 
 
 def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
-    """Ranks 2, 1 and 3 with batches of 2: twelve samples a step, each once in an epoch."""
+    """With 2, 1 and 3 ranks and batches of 2, a step has twelve samples; each occurs once an
+    epoch."""
     of = scenario(Machine({1: 10}), nodes=3, ranks=2, epochs=2, batch=2, files=36)
     of = replace(of, overrides=(NodeOverride((1,), ranks=1), NodeOverride((2,), ranks=3)))
     order = job_of(of).orders(1)
     assert order.shape == (3, 3, 6)
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
-    # And a run uses them all.
+    # A simulation also uses all of these samples.
     assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
     assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 
 
 def test_the_ranks_of_a_node_share_its_staging() -> None:
-    """With room of 20 bytes each of two ranks has room for one sample of 10 bytes, a rank alone for
-    two. There is one thread, which prepares 1 byte/s; a rank that has none does so itself: each
-    waits 10 s for its first sample, and has the second one when it has computed for 10 s."""
+    """With a buffer of 20 bytes, each of two ranks has room for one sample of 10 bytes.
+
+    A single rank has room for two. The only thread preprocesses 1 byte/s, and a rank without a
+    thread preprocesses its samples itself. Each rank waits 10 s for its first sample, and the
+    second one is ready when it has computed for 10 s."""
     of = scenario(
         Machine({1: 1e6}, compute=1, staging=20, preprocess=1),
         nodes=2,
@@ -486,7 +533,7 @@ def test_the_ranks_of_a_node_share_its_staging() -> None:
     assert measured.stall.tolist() == pytest.approx([10, 0, 10], abs=1e-3)
 
 
-# --- what no machine can do ---------------------------------------------------------------------
+# --- limits that no machine can exceed ----------------------------------------------------------
 
 rates = st.floats(1, 1e4)
 machines = st.builds(
@@ -505,7 +552,7 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """most : nodes, and ranks of a node, of which there are two at most"""
+    """most : the largest number of nodes, and of ranks per node, which is at most 2"""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps
@@ -557,20 +604,20 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     end, nodes = measured.epoch_end[-1] * (1 + 1e-9), of.nodes
     orders = np.stack([work.orders(epoch) for epoch in range(of.epochs)])
     used = np.where(orders == NO_FILE, 0, work.sizes[orders])
-    # Every sample came from somewhere, once.
+    # Each sample is counted once, with the place that it came from.
     assert measured.bytes.sum(axis=1).tolist() == used.sum(axis=(1, 2, 3)).tolist()
     assert measured.node_bytes.sum(axis=1).tolist() == used.sum(axis=(0, 2, 3)).tolist()
-    # A rank computes what it uses, and the slowest of a step holds the others.
+    # A rank computes the samples that it uses, and each step ends with the slowest rank.
     per_rank = used.reshape(of.epochs, nodes, used.shape[2], of.ranks_per_node, -1).sum(axis=4)
     assert end >= per_rank.max(axis=(1, 3)).sum() / of.rates.compute
-    # What can be given in the time was given.
+    # The run is long enough for each device to transfer its bytes at its full rate.
     clients = np.arange(1, nodes + 1)
     assert end >= measured.pfs_bytes.sum() / of.pfs.total(clients).max()
     assert end >= measured.node_bytes[:, FROM_PFS].max() / (of.pfs.total(clients) / clients).max()
     assert end >= measured.node_bytes[:, REMOTE].max() / of.rates.network
     assert end >= measured.node_bytes[:, LOCAL].max() / work.cluster.read_rate[0, 1]
     assert (measured.reused <= measured.bytes[:, [LOCAL, REMOTE]].sum(axis=1)).all()
-    # Time goes forward, and the same comes out again.
+    # Epochs end in order, and a second simulation gives the same times.
     assert (np.diff(measured.epoch_end) >= 0).all()
     assert measure(of, work, decision).epoch_end.tolist() == measured.epoch_end.tolist()
 
@@ -578,8 +625,10 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
 @settings(deadline=None, max_examples=examples(40))
 @given(jobs(most=1))
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
-    """For one rank alone. With several it can be slower, by some percent: what one fetches ahead
-    stands before, or takes a part of the file system from, the sample that another one needs."""
+    """This holds for a single rank only.
+
+    With several ranks prefetching can be some percent slower: the file system may serve a sample
+    that one rank reads ahead before, or together with, a sample that another rank needs now."""
     of, work = made
     ends = [measure(of, work, decision).epoch_end[-1] for decision in (STAGED, DEMAND)]
     assert ends[0] <= ends[1] * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""The figures of the page: what the command makes, what the page shows."""
+"""The figures of docs/simulator.md: what the command draws and what the page shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_part_has_the_same_share_of_room() -> None:
     room, files = part.classes[1].capacity_bytes, part.dataset.files
     ratio = whole.classes[1].capacity_bytes / whole.dataset.files
     assert room / files == pytest.approx(ratio, rel=1e-3)
-    # 5 GiB / 1000 hold fewer than four batches of 32 samples of 0.13 MiB.
+    # 5 GiB / 1000 would hold fewer than four batches of 32 samples of 0.13 MiB.
     least = BATCHES_STAGED * 32 * whole.sizes().mean()
     assert part.staging.capacity_bytes == int(least) > whole.staging.capacity_bytes // 1000
 

@@ -1,4 +1,4 @@
-"""Several nodes that share a source: what reading it once, and what a plan, is worth."""
+"""Several nodes that share a source: the benefit of reading it once, and that of a plan."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ SOURCE_ONLY = "staging-buffer"
 
 
 def four_nodes(part: int = 4) -> Scenario:
-    """Four nodes with a quarter of the dataset each, a source of 200 MB/s, links of 1 Gbit/s.
+    """Returns four nodes with room for a quarter of the dataset each.
 
-    part : by which number the dataset is divided
+    The source gives 200 MB/s, and links have 1 Gbit/s.
+
+    part : the number by which the dataset is divided
     """
     return divided(load_scenario(shipped_scenarios()["four_nodes"]), part)
 
@@ -47,28 +49,30 @@ def test_nodes_that_share_read_the_source_once(five: dict[str, Result]) -> None:
     dataset = sum(five["hash"].bytes.values()) / 5
     for name in ("hash", "planned"):
         assert five[name].details["bytes_from_pfs"] == dataset
-    # Of NoPFS's nodes each reads until a copy is there.
+    # Under NoPFS, each node reads a file from the source until a copy of the file exists.
     assert five["nopfs"].details["bytes_from_pfs"] > 1.5 * dataset
 
 
 def test_what_sharing_saves_from_the_second_epoch_on(five: dict[str, Result]) -> None:
     assert later(five[SOURCE_ONLY]) >= 2.6 * later(five["hash"])
     assert later(five[SOURCE_ONLY]) >= 4 * later(five["planned"])
-    # And before: nobody is slower than the source.
+    # In the first epoch, sharing is not slower than reading everything from the source.
     for name in ("hash", "planned"):
         assert five[name].epoch_seconds[0] <= 1.02 * five[SOURCE_ONLY].epoch_seconds[0]
 
 
 def test_a_plan_puts_files_where_they_are_used(five: dict[str, Result]) -> None:
-    """In 5 epochs the node of four that uses a file most often uses it 2.48 times (multinomial), so
-    that 0.504 of the bytes come over links; with a hash it is three quarters."""
+    """A plan leaves 0.504 of the bytes to the links, and a hash leaves three quarters.
+
+    In 5 epochs, the node that uses a file most often uses it 2.48 times on average (multinomial
+    distribution with four nodes), so 1 - 2.48 / 5 of its uses are remote."""
     assert five["hash"].share["remote"] == pytest.approx(0.75, abs=0.01)
     assert five["planned"].share["remote"] == pytest.approx(1 - 2.48 / 5, abs=0.005)
     assert later(five["hash"]) >= 1.25 * later(five["planned"])
 
 
 def test_in_many_epochs_a_plan_is_worth_less() -> None:
-    """Of 90 uses the node that uses a file most often has 27 or so."""
+    """In 90 epochs, the node that uses a file most often has only about 27 of the 90 uses."""
     many = runs(90, sized(16, 4))
     seconds = {name: sum(result.epoch_seconds) for name, result in many.items()}
     assert seconds["hash"] >= 1.05 * seconds["planned"]
@@ -76,8 +80,9 @@ def test_in_many_epochs_a_plan_is_worth_less() -> None:
 
 @pytest.mark.parametrize("compute", [200e6, 25e6])
 def test_two_nodes_with_room_for_everything(compute: float) -> None:
-    """NoPFS, built and run so, reads the source 1.88 times; with owners it is once, in an epoch as
-    long as the source or compute takes."""
+    """With owners the source is read once, and the first epoch takes as long as source or compute.
+
+    A build of NoPFS that was run in this setup read the source 1.88 times."""
     scenario = replace(four_nodes(sized(8, 4)), nodes=2)
     dataset = int(scenario.sizes().sum())
     staging, ram = scenario.classes

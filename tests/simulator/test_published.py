@@ -1,7 +1,7 @@
-"""The re-creation of the authors' simulator gives what that gave, to the limits of the issue.
+"""The re-creation of the NoPFS authors' simulator gives the recorded results, within tolerances.
 
-The runs of ImageNet-1k have 2.6 to 6.4 million accesses each: with --long, or all of them by
-``python -m benchmarks.simulator.published``.
+The runs of the whole ImageNet-1k have 2.6 to 6.4 million accesses each and need --long. The command
+``python -m benchmarks.simulator.published`` runs all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# Of MNIST: what ImageNet-1k does not fit into, and each set of rates.
+# The runs of MNIST that do not need --long: LBANN's policies, which refuse ImageNet-1k in the
+# scenario stressS3, and one policy for each other set of rates.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
@@ -89,7 +90,7 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # They read other samples, which may be smaller.
+        # These policies read other samples, which may be smaller.
         "deepio-opportunistic",
         "parallel-staging",
     )
@@ -105,7 +106,7 @@ def test_the_lower_bound_computes_and_never_waits() -> None:
     small = scenario(files=64, epochs=1, size=1000.0)
     result = simulate(small, "perfect")
     assert isinstance(result, Result)
-    # 2 batches of 8 samples of 1,000 bytes on each node.
+    # Each node computes 2 batches of 8 samples of 1,000 bytes.
     assert result.total_seconds == pytest.approx(16 * 1000 / small.rates.compute)
     assert (result.stall_seconds, result.ready_ratio) == (0, 1)
     assert result.share == {"staging": 1, "local": 0, "remote": 0, "pfs": 0}

@@ -1,4 +1,6 @@
-"""Every switch of the published simulator changes a result, and off it does what is right."""
+"""Each switch of the re-created NoPFS simulator changes a result.
+
+A switch is on to behave as the published program, and off to behave correctly."""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from monarch_py.simulator.result import Result
 B = Behaviour
 TINY = {"staging": 3000}  # the staging buffer holds less than a batch
 ROOMY = {"ram": 400_000, "disk": 700_000}  # a node has room for the dataset
-# For each switch a policy and a scenario that show it.
+# For each switch, a policy and a scenario whose result depends on the switch.
 CASES: dict[Behaviour, tuple[str, dict[str, Any]]] = {
     B.SHUFFLES_BEFORE_SIZES: ("perfect", {}),
     B.WHOLE_CLASS_FOR_ONE_THREAD: ("lbann-dynamic", {}),
@@ -98,7 +100,7 @@ def test_a_thread_has_its_part_of_a_class() -> None:
     divided = Speeds.of(small, without(B.WHOLE_CLASS_FOR_ONE_THREAD))
     assert divided.local == [250 * MB, 250 * MB, 6 * MB]
     assert divided.remote == [240 * MB, 240 * MB, 6 * MB]
-    # Writing divides by the threads anyway, and preprocessing is slower.
+    # The rate of writing, which is limited by preprocessing, does not depend on the switch.
     assert divided.write == 20 * MB
 
 
@@ -116,7 +118,8 @@ def test_clients_are_those_that_read_now() -> None:
         log.read(2, 1.05)  # within the window after now
         log.read(3, 7.0)  # long after now
         log.read(3, 8.0)
-        # As published: nodes 2 and 3, and not 1. Off: nodes 1 and 2.
+        # As published, the log counts nodes 2 and 3, but not 1. With the switch off, it counts 1
+        # and 2.
         assert log.clients(1.0, 0) == 3
         assert log.clients(1.0, 3) == seen_by_3
         assert log.clients(0.0, 0) == before
@@ -127,7 +130,7 @@ def test_reads_are_found_in_the_order_of_time() -> None:
         log = ClientLog(2, without(*off))
         log.prefetch_many(1, [2.0, 0.1, 0.2, 0.3])
         log.prefetch(1, 0.95)
-        # Halving 2.0 0.1 0.2 0.3 0.95 meets 0.2, 0.3 and 0.95, and never 2.0.
+        # A binary search in 2.0 0.1 0.2 0.3 0.95 visits 0.2, 0.3 and 0.95, but never 2.0.
         assert log.clients(1.0, 0) == clients
 
 
@@ -137,7 +140,7 @@ def test_nodes_that_do_the_same_take_the_same_time() -> None:
     in_turn = outcome("naive", B.CLIENTS_OF_THE_FUTURE, **changes)
     assert in_turn.imbalanced_iterations > 0.05
     together = outcome("naive", *both, **changes)
-    # Everybody reads with three others, but for the very first reads.
+    # Except for the first reads, four nodes always read at the same time.
     pfs, (compute, preprocess) = 15 * MB / 4, (6 * MB, 20 * MB)
     samples = 18 * 8
     seconds = samples * 1000 * (1 / pfs + 1 / compute + 1 / preprocess)
@@ -150,7 +153,7 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 def test_training_waits_for_the_slowest_fill() -> None:
     last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
-    # Nothing but the fill is logged: this policy stages from the nodes' caches alone.
+    # The log has only the reads of the fill, because this policy stages from the nodes' caches.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
     assert last.first_fill == ends[-1] < max(ends)
@@ -166,7 +169,8 @@ def test_room_is_free_once_a_sample_was_read() -> None:
     waits = outcome("staging-buffer", **TINY)
     off = (B.BATCH_FREED_LATE, B.STAGES_THE_PAST, B.RETURNING_FILES_TAKE_NO_ROOM)
     flows = outcome("staging-buffer", *off, **TINY)
-    # Late, most samples of a batch find no room; at once, room for three lets all be staged.
+    # If room is freed late, most samples of a batch find none. If it is freed at once, room for
+    # three samples is enough to stage nearly all.
     assert waits.details["direct"] > 0.5
     assert flows.details["direct"] < 0.1
 
@@ -192,7 +196,7 @@ def test_nothing_is_staged_after_it_was_read() -> None:
         small = run("staging-buffer", *off, **TINY)
         small.result()
         behind = [b.ahead < len(b.order) - 32 for b in small.staging.buffers]
-        # What was staged too late is never freed, until there is no room for anything.
+        # Samples that are staged too late are never freed, so the buffer fills up.
         assert any(behind) == is_stuck
 
 
@@ -206,7 +210,7 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # The holder itself asks another.
+        # The last holder is not asked for its own file; the next holder is.
         assert holders.elsewhere(asked, 7) == 2
 
 
@@ -221,7 +225,7 @@ def test_class_prefetchers_share_the_pfs_with_who_is_there() -> None:
     first = run("nopfs", B.CLASSES_AT_ALL_CLIENTS, size=1000.0)
     published = run("nopfs", size=1000.0)
     alone, shared = 1000 / (3 * MB) + 1000 / (20 * MB), 1000 / (15 * MB / 4) + 1000 / (20 * MB)
-    # The first file of node 0, before any other node has logged a read.
+    # Node 0 fetches its first file before any other node has logged a read.
     assert min(t for t in first.holders.since[0] if t) == pytest.approx(alone)
     assert min(t for t in published.holders.since[0] if t) == pytest.approx(shared)
 
@@ -269,7 +273,7 @@ def test_locality_aware_exchanges_within_a_batch() -> None:
 
 
 def draws_of_epochs(one: Run, files: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
-    """Of every epoch, how often each of `files` is read by all nodes together."""
+    """Returns, for each epoch, how often all nodes together read each of `files`."""
     per_epoch = [np.split(order, 3) for order in one.inputs.orders]
     return [
         np.bincount(np.concatenate([order[epoch] for order in per_epoch]), minlength=603)[files]

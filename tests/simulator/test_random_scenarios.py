@@ -1,4 +1,4 @@
-"""What holds for every policy on any machine, tried on random scenarios."""
+"""Properties of every policy on any machine, checked on random scenarios."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Those of one cache a node, and of one home a file: what Belady's is the best of.
+# Policies that evict: each of Belady's must have at least as many hits as those listed with it.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 
 def random_scenario(seed: int) -> Scenario:
-    """Clients of the file system get no less together the more they are, and each no more. In some
-    the first node has one rank, whatever the others have."""
+    """Returns a random scenario.
+
+    With more clients, the file system gives more in total and less to each. In some scenarios the
+    first node has one rank."""
     random = np.random.default_rng(seed)
     nodes, batch = int(random.integers(1, 7)), int(random.integers(2, 17))
     ranks = int(random.integers(1, 3))
@@ -95,7 +97,7 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
 
 
 def used_by_node(own: list[npt.NDArray[Any]]) -> float:
-    """Bytes that the node uses which uses most, in all epochs."""
+    """Returns the bytes that the node with the most bytes uses in all epochs together."""
     return float(sum(sizes.sum(axis=(1, 2)) for sizes in own).max())
 
 
@@ -122,7 +124,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
             through = measured.node_bytes[:, PLACES.index("pfs")] + measured.filled
             assert end >= through.max() / scenario.rates.pfs_link, (name, scenario)
             prepared = 0 if decision.free or not decision.staging else used_by_node(own)
-            # A rank for which there is no thread loads by itself.
+            # A rank without a thread loads its samples itself.
             threads = max(scenario.staging.threads, scenario.ranks_per_node)
             assert end >= prepared / threads / scenario.rates.preprocess, (name, scenario)
             used = [int(sizes.sum()) for sizes in own]
@@ -130,7 +132,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
 
 
 def test_no_copy_is_used_again_that_has_no_room(runs: list[Any]) -> None:
-    """In an epoch, copies of earlier ones give no more of the dataset than they hold (C/D)."""
+    """In an epoch, bytes from copies of earlier epochs are at most the capacity of the classes."""
     for scenario, job, ran in runs:
         room = scenario.capacities()[:, 1:].sum()
         for name, (_, measured) in ran.items():
@@ -144,7 +146,7 @@ def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
 
 
 def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
-    """Of the files that no node has room for every use is read."""
+    """Files that no node has room for are read at every use; all others are read at most once."""
     for scenario, job, ran in runs:
         uses = job.frequencies.sum(axis=0)
         for name in ("hash", "planned"):

@@ -1,4 +1,4 @@
-"""Curves: between the points, below and above them; units of rates."""
+"""Curves of rates between, below and above their points, and units of rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monarch_py.simulator.scenario import Curve
 from monarch_py.util.units import GIB, KIB, MIB, parse_amount, parse_rate
 
-# NoPFS, section 6.1: the PFS by clients, in MB/s.
+# The rate of the file system by number of clients [MB/s], from NoPFS, section 6.1.
 PFS = Curve({1: 330.0, 2: 730.0, 4: 1540.0, 8: 2870.0})
 CURVES = st.dictionaries(st.integers(1, 64), st.floats(1, 1e12), min_size=1).map(Curve)
 

@@ -1,4 +1,4 @@
-"""Scenarios: what the file may say, and what is refused, in one sentence that names the key."""
+"""Scenario files: the keys that are accepted, and errors in one sentence that name the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_py.simulator.keys import load_scenario, shipped_scenarios
 from monarch_py.simulator.scenario import Dataset, Scenario, SizeLaw, least_share
 from monarch_py.util.units import GIB, MIB
 
-# The example of the keys, as users write it.
+# The example scenario, as a user writes it.
 EXAMPLE = """\
 nodes: 4
 ranks_per_node: 1
@@ -36,7 +36,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """write(key=value, ...) : the example with other values; None leaves a key out."""
+    """Returns write(key=value, ...), which writes the example with changed values; None omits a
+    key."""
 
     def file(**changes: Any) -> Path:
         keys = {**yaml.safe_load(EXAMPLE), **changes}
@@ -210,7 +211,7 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
 
 
 def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:
-    """The published way to draw sizes, and the next number of the state after it."""
+    """Returns sizes drawn one by one, as NoPFS's simulator does, and the next random number."""
     state = np.random.RandomState(seed)
     sizes = [law.mean + law.std * state.standard_normal() for _ in range(files)]
     for at in range(files):
@@ -237,7 +238,7 @@ def test_sizes_are_whole_and_of_the_seed() -> None:
 
 
 def test_the_share_that_fits() -> None:
-    # One sided at one standard deviation, and two sided: the table of the normal law.
+    # The tabulated normal distribution within one standard deviation, on one side and on both.
     assert least_share(SizeLaw(1.0, 1.0)) == pytest.approx(0.8413, abs=1e-4)
     assert least_share(SizeLaw(1.0, 1.0, 0.0, 2.0)) == pytest.approx(0.6827, abs=1e-4)
 

@@ -1,4 +1,4 @@
-"""The page of scenarios shows every switch."""
+"""The page docs/scenarios.md lists every switch, and its example works."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_the_page_shows_the_switches() -> None:
 
 
 def test_the_example_of_the_page_works(tmp_path: Path) -> None:
-    example = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)[0]  # the page's keys have others
+    example = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)[0]  # the first of several
     (tmp_path / "example.yaml").write_text(example)
     assert load_scenario(tmp_path / "example.yaml").nodes == 4

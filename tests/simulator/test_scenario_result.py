@@ -1,4 +1,4 @@
-"""The JSON of a simulation: what it holds, and that wrong numbers are refused."""
+"""The JSON document of a simulation: its contents, and the refusal of wrong numbers."""
 
 from __future__ import annotations
 

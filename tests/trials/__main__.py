@@ -1,10 +1,10 @@
-"""The long trials: kills daemons, peers and readers, and changes files, as often as is asked for.
+"""The long trials: daemons, peers and readers are killed, and files changed, as often as asked.
 
     PYTHONPATH=tests python -m trials [--kills N] [--comparisons N] [--seed S] [--results FILE]
 
-The seeds of the trials are S, S + 1, ...: shards of a run have other seeds and another FILE. FILE
-gets a line of JSON for each trial, and what it has already counts, so that a run that was ended
-goes on where it was. Ends with status 1 when a promise broke.
+The trials have the seeds S, S + 1, ...; shards of a run need different seeds and different FILEs.
+FILE gets a line of JSON for each trial. Results that are already in FILE count, so a run that was
+interrupted continues where it stopped. The exit status is 1 if any trial broke a promise.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from trials.reading import build_reader
 from trials.sites import SITES
 from trials.turns import COMPARISONS, PLACES, grounds, take_turns
 
-over = threading.Event()  # the run is to end
-# Trials that break in a row before the run is given up.
+over = threading.Event()  # set when a signal ends the run
+# The run is given up after this many consecutive trials that break.
 BROKEN_AT_MOST = 5
 
-# Of one trial.
+# The numbers of interventions and of changes in one trial.
 INTERVENTIONS, CHANGES = 100, 500
 
-# A directory of a trial's own, the directory of the programs and a seed -> what the trial did.
+# (a directory for this trial, the directory of the programs, a seed) -> the results of the trial.
 Work = Callable[[Path, Path, int], dict[str, Any]]
 
 
@@ -59,27 +59,28 @@ WORK: dict[str, dict[str, Work]] = {
 
 
 def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
-    """What it did, or what broke and what was done last."""
+    """Returns the results of a trial, or the traceback and the last lines of its log if it
+    broke."""
     log = programs / "log"
     with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
         try:
             with log.open("w") as out, contextlib.redirect_stdout(out):
                 return work(Path(place), programs, seed)
         except Exception:
-            if over.is_set():  # daemons may not have begun to heed signals when they are ended
+            if over.is_set():  # daemons may have ended before they handled signals
                 raise SystemExit(1) from None
             return {"broken": traceback.format_exc() + log.read_text()[-300:]}
 
 
 def end(number: int, _: object) -> None:
-    """Once: another signal would end what ends daemons and mounts."""
+    """Handles the first signal only; another one would interrupt the end of daemons and mounts."""
     if not over.is_set():
         over.set()
         sys.exit(128 + number)
 
 
 def stuck(results: list[dict[str, Any]]) -> bool:
-    """Whether the last trials have all broken: the next ones would as well."""
+    """Returns whether the last trials all broke, so that more trials would break as well."""
     last = results[-BROKEN_AT_MOST:]
     return len(last) == BROKEN_AT_MOST and all("broken" in result for result in last)
 

@@ -1,10 +1,10 @@
-"""Changes files, or says all that it sees of them, one request after the other.
+"""Changes files, or reports everything that it sees of them, one request after the other.
 
     python -I -S changes.py
 
-A request is a line of JSON: ["change", OPERATION, SEED, DIRECTORY, WHO] or ["look", DIRECTORY].
-What is done depends on the seed, on the names that are there and on what WHO has done before, so
-that it is the same in equal directories. The answer is a line of JSON too.
+A request is a line of JSON: ["change", OPERATION, SEED, DIRECTORY, WHO] or ["look", DIRECTORY]. A
+change depends only on the seed, the names in the directory, and earlier changes by WHO, so it is
+the same in two equal directories. The answer is a line of JSON as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES = (0, 1, 100, 5000, 70_000)
 
 
 def plant(top: str, seed: int) -> None:
-    """Files, a hard link, links, and files in directories."""
+    """Creates files, also in directories, a hard link and symbolic links."""
     noise = random.Random(seed)
     for name in ("d", "e"):
         os.makedirs(os.path.join(top, name))
@@ -47,7 +47,7 @@ def plant(top: str, seed: int) -> None:
 
 
 class Changes:
-    """The methods with a name of their own are the operations, on the directory `top`."""
+    """Changes below the directory `top`. Public methods other than the helpers are operations."""
 
     def __init__(self, top: str, seed: int, held: list[int]) -> None:
         self.top, self.random, self.held = top, random.Random(seed), held
@@ -55,7 +55,7 @@ class Changes:
     # --- choices
 
     def path(self) -> str:
-        """A file's, which may be missing."""
+        """Returns the path of a file, which may be missing."""
         name = self.random.choice(
             ("f0", "f1", "f2", "f3", "f4", "hard", "to_f1", "d/x", "d/y", "e/x", "to_d/x")
         )
@@ -73,7 +73,7 @@ class Changes:
             os.close(fd)
 
     def shell(self, script: str) -> None:
-        """With a file and another one as $1 and $2, and some text as $3."""
+        """Runs a script in which $1 and $2 are paths of files and $3 is some text."""
         words = [self.path(), self.path(), self.data().hex()]
         subprocess.run(
             ["sh", "-c", script, "sh", *words], cwd=self.top, capture_output=True, check=False
@@ -155,7 +155,7 @@ class Changes:
             os.waitpid(child, 0)
 
     def write_what_is_held(self) -> None:
-        """By a descriptor that was opened before other changes; or it is opened now."""
+        """Writes to a descriptor that was opened before other changes, or opens one for later."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return
@@ -229,7 +229,9 @@ class Changes:
 
     @contextmanager
     def _replaced(self, path: str) -> Iterator[str]:
-        """A name that takes the place of `path` at the end, unless it is another of its file."""
+        """Yields a new name that replaces `path` at the end.
+
+        If both names are links to one file, rename does nothing, and the new name is removed."""
         made = os.path.join(self.top, "made")
         yield made
         os.rename(made, path)
@@ -265,7 +267,9 @@ class Changes:
         self.shell('echo "$3" > new && mv new "$1"')
 
     def by_dd(self) -> None:
-        """From another file: what is open before a change goes on with what it was opened as."""
+        """Copies from another file.
+
+        If both were one file, the result would depend on which descriptors were opened before."""
         self.shell('[ "$1" -ef "$2" ] || dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
 
     def by_tar(self) -> None:
@@ -284,7 +288,7 @@ for helper in ("path", "data", "opened", "shell"):
 
 
 def attributes(st: os.stat_result) -> dict[str, int]:
-    """Of a directory, how much room its names take is the file system's own affair."""
+    """Returns the attributes, without the size of a directory, which the file system chooses."""
     names = ["mode", "nlink", "uid", "gid", "ino", "dev", "mtime_ns", "ctime_ns"]
     found = {name: getattr(st, f"st_{name}") for name in names}
     return found | ({} if stat.S_ISDIR(st.st_mode) else {"size": st.st_size})
@@ -300,7 +304,7 @@ def answer(call: Callable[[], Any]) -> Any:
     except OSError as error:
         # shutil's own errors have no number.
         return errno.errorcode.get(error.errno or 0, type(error).__name__)
-    except ValueError as error:  # Python's own answer to a mapping of nothing
+    except ValueError as error:  # Python refuses to map an empty file
         return type(error).__name__
 
 
@@ -339,7 +343,7 @@ def look(top: str) -> dict[str, Any]:
         for name in (*folders, *names):
             path = os.path.join(folder, name)
             found[os.path.relpath(path, top)] = look_at(path) | {"entry": kinds.get(name)}
-    # Names that may be missing: whether they are is the answer.
+    # Missing names are examined as well: the answer then says that they are missing.
     for name in ("f0", "f4", "g", "d/x", "moved/x", "to_d/y"):
         found.setdefault(name, look_at(os.path.join(top, name)))
     return found

@@ -1,4 +1,4 @@
-"""Seeds, and what the trials run over: a slow source and tiers on mounts of their own."""
+"""Fixtures of the trials: the reader program, and sessions on mounts."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """As everywhere, but daemons end before the mounts below them go."""
+    """The usual fixture, but with `mounts`: daemons end before the mounts that they use."""
     return session_factory

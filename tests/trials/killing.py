@@ -1,5 +1,7 @@
-"""Processes that serve or read are killed and stopped at random, and what must hold meanwhile: no
-byte is wrong, no call fails or takes long, and the next start leaves nothing of a killed daemon."""
+"""Kills and stops daemons, peers and readers at random, and checks what must hold meanwhile.
+
+No byte is wrong, no call fails or takes long, and the next daemon that starts removes everything
+that a killed daemon has left."""
 
 from __future__ import annotations
 
@@ -34,26 +36,26 @@ from trials.sites import SIZES, Site
 from monarch_py.errors import SessionError
 
 READERS = 2
-# Of a reader, after each operation. While daemons start, it goes on all the same.
+# The pause of a reader after each operation [us]. Readers also run while daemons start.
 PAUSE_US = 2000
-# A busy machine's [s].
+# The limit on the time of a process to end, on a busy machine [s].
 END_LIMIT_S = 60.0
-# So many links to each other node wait for their next use, which is when it is seen that the other
-# end is gone (csrc/peers/peer.c).
+# Each daemon keeps up to this many unused connections to each other node. It notices only at the
+# next use of a connection that the other end has closed it (csrc/peers/peer.c).
 IDLE_LINKS = 16
-# Calls in which a reader is killed; `count_wrong` looks at a mapping's bytes.
+# Calls during which a reader is killed; `count_wrong` reads the bytes of a mapping.
 CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "close", "fork")
 
 
 @dataclass
 class Tally:
-    """What a trial has done, and the longest that it has seen.
+    """The numbers of what a trial has done, and the longest times that it has seen.
 
     kills : by kind: daemon (of a node that is alone), peer, reader
-    met : calls that killed readers were in
-    starts : of a daemon after which nothing of the one before was left over
-    hits, served_bytes : what programs and other nodes got from copies, some of it counted twice: a
-    daemon may meet more than one intervention
+    met : by call: readers that were killed during it
+    starts : how often a daemon started and left nothing of the daemon before it
+    hits, served_bytes : reads served by copies, and bytes sent to other nodes. Some count twice,
+        because a daemon may live through more than one intervention
     """
 
     interventions: Counter[str] = field(default_factory=Counter)
@@ -68,9 +70,9 @@ class Tally:
 
 
 class Trial:
-    """Readers, and at most one daemon for each node; each intervention leaves it so.
+    """Readers, and at most one daemon for each node, before and after each intervention.
 
-    `draws` decides everything that is left open; `node` is whose daemon is intervened with.
+    `draws` makes all random choices. `node` is the node whose daemon the next intervention affects.
     """
 
     def __init__(
@@ -80,8 +82,8 @@ class Trial:
         self._reader, self._seed, self._stack, self._pause_us = reader, seed, stack, pause_us
         self.node = site.nodes[0]
         self.made = {node: left(node) for node in site.nodes}
-        # Of nodes whose daemon has been started and was not seen up yet: since when, and the copies
-        # that lay there before.
+        # Nodes whose daemon has been started but was not yet seen to answer: the time of the start,
+        # and the copies that were there before.
         self._starting: dict[Session, tuple[float, set[Path]]] = {}
         self._started = 0
         self._readers = [self._start_reader(self._home(number)) for number in range(READERS)]
@@ -99,23 +101,23 @@ class Trial:
         return self._stack.enter_context(reading)
 
     def operations(self) -> int:
-        """Of the readers that there are, all of whom are well."""
+        """Returns the number of operations of all readers; each of them must be well."""
         return sum(reader.check() for reader in self._readers)
 
     def wait_operations(self, most: int) -> None:
-        """Until the readers have made some more, any number below `most`."""
+        """Waits until the readers have made some more operations, a random number below `most`."""
         wanted = self.operations() + self.draws.randrange(most)
         wait_until(lambda: self.operations() >= wanted, timeout=60, what="the readers' progress")
 
     def renew_a_reader(self) -> None:
-        """One that knew no daemon before takes the place of the oldest."""
+        """Replaces the oldest reader by one that has not seen an earlier daemon."""
         oldest = self._readers.pop(0)
         oldest.end()
         self._note(oldest)
         self._readers.append(self._start_reader(oldest.session))
 
     def wait_reader_in(self, call: str) -> Reading:
-        """One that is in this call: it may have left it when we know."""
+        """Returns a reader that was just seen in this call; it may have left the call since."""
 
         def found() -> Reading | None:
             self.operations()
@@ -124,7 +126,7 @@ class Trial:
         return wait_until(found, timeout=60, what=f"a reader in {call}", every=0)
 
     def kill_reader(self, reader: Reading) -> None:
-        """kill -9; another one takes its place."""
+        """Kills a reader with SIGKILL and starts another one in its place."""
         reader.process.kill()
         reader.process.wait(END_LIMIT_S)
         self.tally.met.update(list(reader.calls()) or ["none"])
@@ -154,13 +156,14 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Each just starting, or all at work; sometimes one has to fill anew."""
+        """Starts missing daemons. Mostly it waits until all answer, and sometimes one drops its
+        copies."""
         for node in self.site.nodes:
             if node.daemon is None:
                 self.note_start(node)
                 node.start(wait=False)
             if isinstance(node, Node):
-                node.listener.close()  # else nobody is told that the daemon is gone
+                node.listener.close()  # otherwise peers can connect without a daemon
         if self.draws.random() < 0.6:
             self.wait_up()
             if self.draws.random() < 0.2:
@@ -170,7 +173,7 @@ class Trial:
         self._starting[node] = time.monotonic(), copies(node)
 
     def wait_up(self) -> None:
-        """Until all daemons answer, and nothing is left of those before them."""
+        """Waits until all daemons answer, and nothing is left of the daemons before them."""
         for node, (began_s, lying) in self._starting.items():
             node.wait_up()
             took_s = time.monotonic() - began_s
@@ -186,9 +189,9 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Of what daemons before this one have left, what it neither removed nor took over.
+        """Returns what earlier daemons have left and this one has neither removed nor taken over.
 
-        lying : copies that were there before it
+        lying : copies that were there before this daemon
         """
         assert node.daemon is not None
         others = [pid for pid in processes_with(str(node.config)) if not is_of(pid, node.daemon)]
@@ -200,7 +203,7 @@ class Trial:
         return [*map(str, others), *map(str, nobodys), *names]
 
     def count_hits(self) -> None:
-        """Of the daemons that have come so far that they answer."""
+        """Adds the hits of all daemons that already answer."""
         for node in self.site.nodes:
             with suppress(SessionError):
                 self.tally.hits += node.totals()["hits"]
@@ -244,20 +247,20 @@ def stop_and_continue(trial: Trial) -> None:
 
 
 def terminate(trial: Trial) -> None:
-    """In order; or before the daemon has begun, when nobody handles the signal yet."""
+    """Ends the daemon in order, or before it has begun to handle the signal."""
     trial.send(signal.SIGTERM)
     trial.ended(0, -signal.SIGTERM)
 
 
 def interrupt(trial: Trial) -> None:
-    """In order; while Python itself starts, it would end with a traceback of Python's own."""
+    """Ends the daemon in order. While Python still starts, it would end with its own traceback."""
     wait_until(lambda: handles_sigterm(trial.daemon.pid), what="the daemon's beginning")
     trial.send(signal.SIGINT)
     trial.ended(0)
 
 
 def start_two(trial: Trial) -> None:
-    """One serves, and it does not matter which; the other says so and ends."""
+    """Starts two daemons at once: either of them serves, and the other reports this and ends."""
     kill(trial)
     trial.note_start(trial.node)
     rivals = [trial.node.spawn() for _ in range(2)]
@@ -275,13 +278,13 @@ def start_two(trial: Trial) -> None:
 
 
 def kill_readers(trial: Trial) -> None:
-    """In the middle of a call, one after the other; some have just begun."""
+    """Kills readers in the middle of a call, one after the other; some have just begun."""
     for _ in range(trial.draws.randrange(1, 10)):
         trial.kill_reader(trial.wait_reader_in(trial.draws.choice(CALLS)))
 
 
 def kill_readers_of_nothing(trial: Trial) -> None:
-    """Those of whose files there is no copy: they claim files, read them, and hand them over."""
+    """Kills readers when there are no copies: they claim files, read them and hand them over."""
     trial.wait_up()
     for node in trial.site.nodes:
         node.forget()
@@ -289,7 +292,7 @@ def kill_readers_of_nothing(trial: Trial) -> None:
 
 
 def kill_both(trial: Trial) -> None:
-    """A reader and a daemon, the one while the other is still there."""
+    """Kills a reader and a daemon at the same time, in either order."""
     reader = trial.wait_reader_in(trial.draws.choice(CALLS))
     for end in trial.draws.sample([reader.process.kill, trial.daemon.kill], 2):
         end()
@@ -297,7 +300,7 @@ def kill_both(trial: Trial) -> None:
     kill(trial)
 
 
-# How often each is made, of as many as there are, where a node is alone and where nodes share.
+# The relative frequency of each intervention, on a node that is alone and on nodes that share.
 ALONE: dict[Intervention, int] = {
     kill: 4,
     stop_and_kill: 1,
@@ -322,8 +325,9 @@ WEIGHTS = {"daemon": ALONE, "peer": SHARED}
 
 
 def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) -> list[Intervention]:
-    """Each intervention as often as its share says, and at least once if that can be; in any
-    order."""
+    """Returns interventions in random order, each as often as its share says.
+
+    Each occurs at least once if `count` is large enough."""
     again = [what for what, times in weights.items() for _ in range(1, times)]
     once = [*weights, *again]
     chosen = (once * (count // len(once) + 1))[:count]
@@ -335,7 +339,7 @@ def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) ->
 
 
 def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_US) -> Tally:
-    """Makes `count` interventions, and ends the daemons and looks for what they have left."""
+    """Makes `count` interventions, ends the daemons and checks that nothing is left of them."""
     mounted = mounts_below(site.directory)
     with ExitStack() as stack:
         trial = Trial(site, reader, seed, stack, pause_us)
@@ -356,7 +360,7 @@ def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_U
             what="hits of the last daemons",
         )
         trial.end_readers()
-    # Most had time to serve, and not only to begin.
+    # Most daemons had time to serve reads before the next intervention.
     assert trial.tally.hits > 5 * count
     assert trial.tally.served_bytes or len(site.nodes) == 1
     look_at_ends(site, trial)
@@ -365,8 +369,10 @@ def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_U
 
 
 def look_at_ends(site: Site, trial: Trial) -> None:
-    """Of a daemon nothing is left when it rests, and nothing but what it keeps when it has
-    ended."""
+    """Checks what the daemons leave.
+
+    A daemon that is idle has no files of the source open. A daemon that has ended leaves only the
+    copies that its manifests record."""
     for node in site.nodes:
         node.wait_idle()
         assert node.daemon is not None

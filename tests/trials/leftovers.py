@@ -1,4 +1,4 @@
-"""What daemons leave: in shared memory, on tiers, of processes, descriptors and mounts."""
+"""Finds what daemons leave: in shared memory, on tiers, processes, descriptors and mounts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from monarch_py.util.processes import own_processes
 
 
 def left(session: Session) -> list[str]:
-    """The paths of all that a session has in shared memory and on its tiers, beside copies and
-    logs; a catalog's number is left out."""
+    """Returns all paths of a session in shared memory and on its tiers, without copies and logs.
+
+    The number in the name of a catalog is left out."""
     paths = [path for place in places(session) for path in place.rglob("*")]
     return sorted(
         str(path.with_name("catalog") if path.name.startswith("catalog.") else path)
@@ -35,13 +36,13 @@ def places(session: Session) -> list[Path]:
 
 
 def recorded(session: Session) -> set[Path]:
-    """The copies that the manifests of its tiers know."""
+    """Returns the copies that the manifests of the session's tiers record."""
     kept = [tier for tier, is_kept in enumerate(session.persistent) if is_kept]
     return {path for tier in kept for path in copies_in(session, tier).values()}
 
 
 def processes_with(word: str) -> list[int]:
-    """Those that have it on their command line, or as a part of it."""
+    """Returns the ids of the processes whose command line contains the word."""
     found = []
     for process in own_processes():
         with suppress(OSError):
@@ -51,7 +52,7 @@ def processes_with(word: str) -> list[int]:
 
 
 def is_of(pid: int, daemon: Process) -> bool:
-    """Whether it is the daemon, or a child that looks at a file system for it."""
+    """Returns whether the process is the daemon or one of its children, or has ended."""
     try:
         return daemon.pid in (pid, psutil.Process(pid).ppid())
     except psutil.NoSuchProcess:
@@ -59,7 +60,7 @@ def is_of(pid: int, daemon: Process) -> bool:
 
 
 def files_of(daemon: Process, source: Path) -> list[str]:
-    """The source's files that it has open."""
+    """Returns the paths of the source's files that the daemon has open."""
     try:
         found = [path for path, *_ in psutil.Process(daemon.pid).open_files()]
     except psutil.Error:
@@ -68,7 +69,7 @@ def files_of(daemon: Process, source: Path) -> list[str]:
 
 
 def half_closed(daemon: Process) -> list[str]:
-    """Its connections whose other end is gone."""
+    """Returns the daemon's connections that the other end has closed."""
     gone = [link for link in psutil.net_connections("tcp") if link.status == psutil.CONN_CLOSE_WAIT]
     return [str(link) for link in gone if link.pid == daemon.pid]
 

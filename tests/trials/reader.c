@@ -1,11 +1,11 @@
-/* Reads files in every way until its standard input ends, looks at every byte and times every call.
+/* Reads files in every way until its standard input ends, checks every byte and times every call.
  *
  *   reader STATE SEED THREADS PAUSE_US SEED:SIZE:FILE...
  *
- * All files lie in one directory, which holds nothing else; word_of() of known_bytes.h says what is
- * in them. Each thread takes them in turn, lap after lap, each time in a way that it draws. STATE
- * is a file that others may look into meanwhile: a struct state. Ends with status 0, whatever it
- * saw.
+ * All files are in one directory, which contains nothing else; word_of() of known_bytes.h defines
+ * their content. Each thread reads all files in turn, lap after lap, each file in a way that it
+ * draws. STATE is a file that contains a struct state, which other processes may read meanwhile.
+ * The exit status is 0 even if bytes were wrong or calls failed.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -25,18 +25,18 @@
 #define HELD 4
 #define PART (300 << 10)
 
-struct call {          /* that a thread is in; reading.py knows the order of this and the next */
-    uint64_t began_ns; /* 0: in none */
+struct call {          /* of a thread; reading.py has the layout of this and the next struct */
+    uint64_t began_ns; /* 0: the thread is in no call */
     char name[16];
 };
 
 struct state {
     uint64_t operations;
-    uint64_t wrong;      /* bytes, sizes and names */
+    uint64_t wrong;      /* wrong bytes, sizes and names */
     uint64_t errors;     /* calls that failed */
-    uint64_t last;       /* of what was wrong or failed: way << 32 | errno */
-    uint64_t longest_ns; /* of all calls */
-    uint64_t leaked;     /* descriptors that are open at the end and were not at the start */
+    uint64_t last;       /* the last thing that was wrong or failed: way << 32 | errno */
+    uint64_t longest_ns; /* the longest time of any call */
+    uint64_t leaked;     /* how many more descriptors are open at the end than at the start */
     uint64_t laps[MOST_THREADS];
     struct call calls[MOST_THREADS];
 };
@@ -89,7 +89,8 @@ static void end_call(struct thread *me, uint64_t start) {
     raise_to(&state->longest_ns, now_ns() - start);
 }
 
-/* Makes a call, timed; its result. Others see which one it is, and since when. */
+/* Makes a call, times it and returns its result. Other processes see which call it is and when it
+ * began. */
 #define TIMED(call)                              \
     __extension__({                              \
         uint64_t start_ = begin_call(me, #call); \
@@ -100,7 +101,7 @@ static void end_call(struct thread *me, uint64_t start) {
         result_;                                 \
     })
 
-/* The same for a call that answers 0 or more, or fails. */
+/* The same for a call that returns 0 or more, or fails with a negative number. */
 #define CALL(call)                              \
     __extension__({                             \
         long done_ = (long)TIMED(call);         \
@@ -111,7 +112,7 @@ static void end_call(struct thread *me, uint64_t start) {
 
 static void is_same(struct thread *me, int same) { note(me, &state->wrong, !same, 0); }
 
-/* What a read of `n` bytes at `at` gave: all that there is, and the file's. */
+/* Checks a read of `n` bytes at `at`: it must return all bytes that there are, as in the file. */
 static void check(struct thread *me, const struct file *f, const char *data, uint64_t at,
                   uint64_t n, long got) {
     uint64_t there = at < f->size ? f->size - at : 0;
@@ -127,7 +128,7 @@ static int open_file(struct thread *me, const struct file *f) {
 
 static uint64_t part(struct thread *me) { return draw(me, 3) ? PART : 1 + draw(me, 5000); }
 
-/* --- the ways --- */
+/* --- the ways to read --- */
 
 static void read_on(struct thread *me, const struct file *f, int fd, uint64_t at) {
     while (at <= f->size) {
@@ -235,8 +236,8 @@ static void by_dup(struct thread *me, const struct file *f) {
     CALL(close(again >= 0 ? again : fd));
 }
 
-/* A child reads on, by the offset that it shares with us. It ends with the errno of its read, or
- * with WRONG. */
+/* A child reads on at the offset that it shares with its parent. It exits with the errno of its
+ * read, or with WRONG. */
 static void by_fork(struct thread *me, const struct file *f) {
     enum { WRONG = 255 };
     int fd = open_file(me, f), status = 0;
@@ -268,7 +269,7 @@ static void by_fork(struct thread *me, const struct file *f) {
     CALL(close(fd));
 }
 
-/* A descriptor that stays open, over the daemons that come and go meanwhile. */
+/* Reads from a descriptor that stays open while daemons start and end. */
 static void by_held(struct thread *me, const struct file *f) {
     uint64_t i = draw(me, HELD);
     if (me->held[i] >= 0) {

@@ -1,4 +1,4 @@
-"""Processes of reader.c, which read for as long as the test wants, and how they are meanwhile."""
+"""Processes of reader.c, which read as long as the test wants, and checks of their state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.epoch import SOURCE, content
 from support.session import Session, wait_until
 
 READER = Path(__file__).parent / "reader.c"
-# The order of reader.c's struct state, and of its ways.
+# The order of the fields in reader.c's struct state, and of the ways in which it reads.
 WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
 WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
 MOST_THREADS = 16
 CALL = struct.Struct("Q16s")
-# The most that one call may take of a reader that is stopped by nobody [s].
+# The limit on the time of one call of a reader that nobody has stopped [s].
 CALL_LIMIT_S = 6.0
 
 
@@ -29,17 +29,17 @@ def build_reader(directory: Path) -> Path:
 
 
 def make_known(root: Path, sizes: Mapping[int, int]) -> None:
-    """Files that are named by their seeds. sizes : seed -> size [bytes]"""
+    """Creates files that are named by their seeds.  sizes : seed -> size [bytes]"""
     for seed, size in sizes.items():
         (root / str(seed)).write_bytes(content(seed, size))
 
 
 class Reading:
-    """One process, which ends with the context. It writes nothing, whatever happens.
+    """One process, which is killed at the latest when the context ends. It must print nothing.
 
-    sizes : of the files of `root`, as for make_known
-    prefix : goes before the program, as for Session.start
-    preload : False where what goes before it is to preload the library
+    sizes : of the files in `root`, as for make_known
+    prefix : words before the program, as for Session.start
+    preload : False if the program in `prefix` preloads the library
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Reading:
         names = [f"{number}:{size}:{root / str(number)}" for number, size in sizes.items()]
         self.process = subprocess.Popen(
             [*prefix, str(program), str(state), str(seed), str(threads), str(pause_us), *names],
-            # The line that a process without a daemon writes is not what these tests are about.
+            # Suppresses the warning of a process that finds no daemon; these tests do not check it.
             env=session.env(preload, MONARCH_WARNED="1"),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,7 +86,7 @@ class Reading:
         return struct.unpack_from(f"{self._threads}Q", self._state, 8 * len(WORDS))
 
     def calls(self) -> dict[str, float]:
-        """Those that its threads are in, and for how long the longest has been [s]."""
+        """Returns the calls that the threads are in, and how long each has lasted at most [s]."""
         offset, now_ns = 8 * (len(WORDS) + MOST_THREADS), time.monotonic_ns()
         found: dict[str, float] = {}
         for number in range(self._threads):
@@ -97,17 +97,18 @@ class Reading:
         return found
 
     def longest_s(self) -> float:
-        """Of its calls, those that it is in among them."""
+        """Returns the longest time of a call so far, including calls in progress [s]."""
         return max(self._words()["longest_ns"] / 1e9, *self.calls().values(), 0.0)
 
     def check(self) -> int:
-        """Nothing was wrong so far, and it runs; how many operations it has made."""
+        """Asserts that the reader runs and nothing was wrong; returns the number of its
+        operations."""
         operations = self.check_words()
         assert self.process.poll() is None, f"the reader ended with {self.process.returncode}"
         return operations
 
     def check_words(self) -> int:
-        """As `check`, of a process that may have ended."""
+        """Like `check`, for a process that may have ended."""
         found = self._words()
         way, errno = WAYS[found["last"] >> 32], found["last"] & 0xFFFFFFFF
         assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"
@@ -116,7 +117,7 @@ class Reading:
         return found["operations"]
 
     def wait_laps(self, count: int = 1, timeout: float = 60) -> None:
-        """Until each of its threads has gone through all files `count` times from now on."""
+        """Waits until each thread has read all files `count` times from now on."""
         first = self._laps()
 
         def done() -> bool:
@@ -126,13 +127,13 @@ class Reading:
         wait_until(done, timeout=timeout, what=f"{count} laps of the reader")
 
     def end(self, timeout: float = 60) -> None:
-        """It ends by itself; nothing was wrong, and no descriptor is left open."""
+        """Ends the process, and asserts that nothing was wrong and no descriptor was left open."""
         self.check()
         said = self.finish(timeout)
         assert (self.process.returncode, said) == (0, "")
 
     def finish(self, timeout: float = 60) -> str:
-        """As `end`, of a process that may have ended before, with any status; what it has said."""
+        """Like `end`, for a process that may have ended with any status; returns its messages."""
         _, said = self.process.communicate(timeout=timeout)
         found = self._words()
         assert not any(found[name] for name in ("wrong", "errors", "leaked")), found

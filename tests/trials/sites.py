@@ -1,4 +1,4 @@
-"""Where daemons, peers and readers are killed: nodes that run, over one slow source."""
+"""Sites of the trials: running nodes that share one slow source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trials.reading import make_known
 
 from monarch_py.demo.slowsource import SlowSource
 
-# Some empty, some of less than a page, some of many units.
+# Some files are empty, some are smaller than a page, and some have many units.
 SIZES = {
     seed: size
     for seed, size in enumerate(
@@ -35,7 +35,7 @@ SIZES = {
 
 @dataclass(slots=True)
 class Site:
-    """Nodes that run, over one slow source.  kind : of process that a node's daemon is"""
+    """Nodes that run, over one slow source.  kind : the word for a daemon in Tally.kills"""
 
     directory: Path
     source: Path
@@ -56,7 +56,7 @@ def _source(directory: Path, slowsource: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(directory: Path, slowsource: Path) -> Iterator[Site]:
-    """One node; nothing of it has room for everything."""
+    """Yields a site of one node, whose tiers and staging area are too small for the source."""
     for name in ("mounts", "kept", "staging", "session"):
         (directory / name).mkdir()
     with _source(directory, slowsource) as source, Mounts(directory / "mounts") as mounts:
@@ -76,8 +76,9 @@ def alone(directory: Path, slowsource: Path) -> Iterator[Site]:
 
 @contextmanager
 def shared(directory: Path, slowsource: Path) -> Iterator[Site]:
-    """Three nodes that fill from each other, two of them with readers; together they have room for
-    most of the source, and keep it."""
+    """Yields a site of three nodes that fill from each other; two of them have readers.
+
+    Together the nodes have room for most of the source, and their tiers are persistent."""
     with (
         _source(directory, slowsource) as source,
         Nodes(

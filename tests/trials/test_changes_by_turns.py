@@ -1,4 +1,5 @@
-"""Two processes under the library change files by turns, and a third one looks (turns.py)."""
+"""Two processes under the library change files in turn; a third one without it checks
+(turns.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from trials.turns import PLACES, grounds, take_turns
 
-# A slow source makes each look at what there is ten times as long.
+# On a slow source, each look at the files takes ten times as long.
 SHORT, LONG = {"local": 80, "slow": 20}, {"local": 4000, "slow": 1000}
 
 

@@ -1,5 +1,7 @@
-"""Configurations with odd values, keys and shapes: each is taken, or refused in one sentence that
-says where; none hangs, is executed, or ends in a traceback."""
+"""Configurations with odd values, keys and shapes are accepted, or refused in one sentence.
+
+The sentence names the place of the problem. No configuration hangs, is executed, or ends in a
+traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHORT, LONG = 150, 20_000
 LOAD_LIMIT_S = 5.0
 DOCTOR_LIMIT_S = 30.0
-# Every key that has a default is in this one; @ stands for the directory of the test.
+# A configuration with every key that has a default; @ stands for the directory of the test.
 ALL_KEYS = """
 sources:
 - {path: "@/pfs", include: ["*.a", "t/**"], exclude: ["*.tmp"], min_size: 0, max_size: 64GiB}
@@ -59,7 +61,7 @@ tuning:
 """
 KEYS = ["plan", "performance", "debug", "data_plane", "hierarchy", "mount_point", "prefix", "x", ""]
 KEYS += ["tuning", "min_reads"]
-# What stands in YAML for itself, and cannot be made from a value.
+# Fragments of YAML that cannot be written as a Python value.
 RAW = [
     '!!python/object/apply:os.system ["touch @/executed"]',
     "!!python/name:os.system",
@@ -93,7 +95,7 @@ VALUES: list[Any] = [
 
 
 def examples(root: Path) -> list[Any]:
-    """Those of the documentation, and one that has every key, on directories that are there."""
+    """Returns the documentation's examples and ALL_KEYS, with paths of existing directories."""
     found = [ALL_KEYS]
     for page in ("configuration.md", "nodes.md"):
         found += re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.S)
@@ -105,7 +107,7 @@ def examples(root: Path) -> list[Any]:
 
 
 class Mutations:
-    """Draws configurations that are not quite those of the documentation."""
+    """Draws configurations that differ a little from those of the documentation."""
 
     def __init__(self, root: Path, draws: random.Random) -> None:
         self._root, self._draws, self._examples = str(root), draws, examples(root)
@@ -115,14 +117,14 @@ class Mutations:
         for _ in range(self._draws.choice((1, 1, 2, 3))):
             self._mutate(*self._draws.choice(list(self._places(document))))
         text = yaml.safe_dump(document["top"], allow_unicode=True, sort_keys=False)
-        # A mark stands for what is written as it is.
+        # A mark RAW<n> stands for a fragment that is inserted without quotes.
         text = re.sub(r"'?RAW(\d+)'?", lambda mark: RAW[int(mark[1])], text)
         if self._draws.random() < 0.15:
             text = self._splice(text)
         return text.replace("@", self._root)
 
     def _places(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        """Every (mapping or list, key or number) of a document."""
+        """Yields every (mapping or list, key or index) of a document."""
         steps = list(node) if isinstance(node, dict) else range(len(node))
         for step in steps:
             yield node, step
@@ -163,7 +165,7 @@ class Mutations:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """The block fails if it takes longer, whatever it waits for."""
+    """Fails if the block takes longer than `seconds`, even if it waits in a system call."""
 
     def too_long(*_: object) -> None:
         raise AssertionError(f"took longer than {seconds} s")
@@ -179,7 +181,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """What the configurations speak of."""
+    """Returns a directory with the files and directories that the configurations name."""
     for name in ("pfs/in", "pfs2", "ssd", "ssd2", "staging", "closed", "shm"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "pfs/in/f").write_text("content\n")
@@ -192,7 +194,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def outcome(file: Path, text: str) -> Config | str:
-    """What the loader makes of it, or the sentence of its refusal."""
+    """Returns the loaded configuration, or the sentence with which the loader refuses it."""
     file.write_text(text)
     with limited(LOAD_LIMIT_S):
         try:
@@ -202,7 +204,8 @@ def outcome(file: Path, text: str) -> Config | str:
 
 
 def is_sentence(said: str, file: Path) -> bool:
-    """One line, which begins with the file, its line and what is wrong there; printable."""
+    """Returns whether a text is one printable line that begins with the file, its line and a
+    text."""
     return said.isprintable() and bool(re.match(rf"{re.escape(str(file))}(:\d+)?: \S.*\w", said))
 
 
@@ -222,18 +225,18 @@ def test_the_loader(root: Path, seed: int, count: int) -> None:
         taken += isinstance(found, Config)
         assert isinstance(found, Config) or is_sentence(found, file), f"{found}\n{text}"
     assert not (root / "executed").exists()
-    # It must not have been all one or all the other.
+    # Neither nearly all nor nearly none of the configurations may be accepted.
     assert count // 20 < taken < count // 2
 
 
 def is_within(config: Config, root: Path) -> bool:
-    """Whether a daemon would leave everything else alone."""
+    """Returns whether all directories that a daemon would write to are below `root`."""
     areas = [*config.tiers, *([config.staging] if config.staging else [])]
     return all(area.mount_point.resolve().is_relative_to(root) for area in areas)
 
 
 def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, bool]]:
-    """Files, half of which the loader takes; with that."""
+    """Returns (file, whether the loader accepts it); half of the files are accepted."""
     mutations = Mutations(root, random.Random(seed))
     files: list[tuple[Path, bool]] = []
     while len(files) < count:
@@ -246,7 +249,7 @@ def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, bool]]:
 
 
 def doctor(file: Path, output: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    """What `monarch doctor` finds."""
+    """Returns the findings of `monarch doctor`."""
     words = ["doctor", "--json", "-c", str(file)]
     output.readouterr()
     with limited(DOCTOR_LIMIT_S), pytest.raises(SystemExit) as ended:

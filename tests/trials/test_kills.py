@@ -1,4 +1,4 @@
-"""Daemons, peers and readers are killed, stopped and started over and over (killing.py)."""
+"""Daemons, peers and readers are killed, stopped and started repeatedly (killing.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trials.killing import PAUSE_US, SHARED, run
 from trials.sites import SITES
 
 
-# Each kind of intervention about twice, 30 in all; with --long as often as its share says.
+# The short cases have 30 interventions in all, about two of each kind. With --long, each kind
+# occurs as often as its share says.
 @pytest.mark.parametrize(
     ("site", "seed", "count"),
     [

@@ -1,8 +1,8 @@
-"""Everything that can befall a tier, one tier after the other, while programs read from them and
-files are filled: the bytes stay right, no call fails, and the daemon gives up what is gone.
+"""Tiers fail one after the other, each in another way, while programs read and files are filled.
 
-Daemon and programs are root without root's right to read what its owner has closed.
-(One fault at a time, with what follows from it: failures/test_tier_*.py.)"""
+The bytes stay correct, no call fails, and the daemon gives up the tiers that are gone. The daemon
+and the programs run as root without the capability to read what file permissions forbid. Single
+faults and their consequences are tested in failures/test_tier_*.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_py.storage.tiers import tier_root
 
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
 FILE = 300_000
-# How many files a tier has room for; there are more than all tiers together have.
+# The number of files that a tier has room for; there are more files than room on all tiers.
 FILES_A_TIER = sized(2, 3)
 LAPS = sized(1, 2)  # after each fault
 
@@ -32,7 +32,7 @@ LAPS = sized(1, 2)  # after each fault
 
 
 def fill_up(mounts: Mounts, point: Path) -> None:
-    """By others, to the last byte."""
+    """Another program fills the file system to the last byte."""
     with (point / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
         while ballast.write(bytes(4096)):
             pass
@@ -40,12 +40,12 @@ def fill_up(mounts: Mounts, point: Path) -> None:
 
 
 def detach(mounts: Mounts, point: Path) -> None:
-    """umount -l: who has something open there keeps it."""
+    """Unmounts lazily (umount -l): a process that has a file open there keeps it."""
     mounts.detach(point)
 
 
 def remove(path: Path) -> None:
-    """rm -rf, which does not mind that the daemon removes something there meanwhile."""
+    """Removes with rm -rf, which ignores files that the daemon removes at the same time."""
     subprocess.run(["rm", "-rf", path], check=True)
 
 
@@ -80,7 +80,7 @@ def rename(mounts: Mounts, point: Path) -> None:
     tier_root(point).rename(point / "elsewhere")
 
 
-# Each with whether the daemon is to give the tier up for it.
+# For each fault, whether the daemon must give the tier up.
 FAULTS: dict[Callable[[Mounts, Path], None], bool] = {
     fill_up: False,
     detach: True,
@@ -95,7 +95,7 @@ FAULTS: dict[Callable[[Mounts, Path], None], bool] = {
 
 
 def usable(session: Session) -> list[bool]:
-    """Of each tier."""
+    """Returns for each tier whether the daemon uses it."""
     return [bool(tier["usable"]) for tier in session.status()["tiers"]]
 
 
@@ -132,14 +132,14 @@ def test_readers_notice_nothing(
             reading.wait_laps(LAPS)
             assert session.totals()["hits"] > hits
             if draws.random() < 0.4:
-                session.forget()  # and what comes then is filled into what is left
+                session.forget()  # later fills then use the tiers that are left
         reading.wait_laps(LAPS)
         gone = [number for number, fault in enumerate(faults) if FAULTS[fault]]
         wait_until(
             lambda: not any(usable(session)[n] for n in gone), what="tiers that are given up"
         )
         reading.end()
-    # What is damaged is dropped by the first, so that the second finds nothing.
+    # The first `verify` drops damaged copies, so the second one finds none.
     assert session.monarch("verify").returncode == 4
     again = session.monarch("verify")
     assert (again.returncode, " 0 damaged\n" in again.stdout) == (4, True), again.stdout

@@ -1,6 +1,8 @@
-"""Two processes under the library change files by turns, in every way, while daemons fill, come and
-go: from then on both see what a process without the library sees, and that is what the change does
-where nobody serves. (What each single call does, in each state of a copy: csrc/test_changes.py.)"""
+"""Two processes under the library change files in turn, in every way, while daemons come and go.
+
+After each change both processes see what a process without the library sees. The change also has
+the same result as in an equal directory that no daemon serves. csrc/test_changes.py tests the
+effect of each single call, in each state of a copy."""
 
 from __future__ import annotations
 
@@ -18,24 +20,24 @@ from monarch_py.demo.slowsource import SlowSource
 
 PROGRAM = Path(__file__).parent / "changes.py"
 PLOTS = 8
-# A daemon serves so many changes, and then the next one comes.
+# The number of changes after which a new daemon replaces the old one.
 ROUND = 20
-# The source's speed, and where names are answered from.
+# The speed of the source, and the setting `metadata` of the session.
 PLACES = ("local, cached", "slow, cached", "slow, source")
-# What is compared after each change: what each of the two sees with what the third sees, the
-# change's answer and what it has made with the same change where nobody serves.
+# Four comparisons follow each change: the view of each of the two processes with that of the third
+# one, and the answer and the result of the change with those in the directory that is not served.
 COMPARISONS = 4
 
 
 def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
-    """Of what was seen of a directory, what must be equal in another one with the same content."""
+    """Reduces a view of a directory to what must be equal in another one with the same content."""
     own = ("ino", "dev", "mtime_ns", "ctime_ns")
 
     def attributes(seen: Any) -> Any:
         if not isinstance(seen, dict):
             return seen
         kept = {name: value for name, value in seen.items() if name not in own}
-        # Times that were set, and not the clock's.
+        # Keeps times that were set, but not times of the clock.
         return kept | {"mtime": min(seen["mtime_ns"], 1_600_000_000 * 10**9)}
 
     def name(seen: Any) -> Any:
@@ -56,8 +58,9 @@ def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
 
 @contextmanager
 def grounds(directory: Path, place: str, slowsource: Path) -> Iterator[Session]:
-    """A session whose source is the directory `source` of a place that has its twin too; where it
-    is slow, the tiers have not room for all."""
+    """Yields a session whose source is the directory `source`, beside an equal directory `twin`.
+
+    On a slow source, the tiers do not have room for all files."""
     where, metadata = place.split(", ")
     for name in ("backing", "mount", "tier", "staging", "session"):
         (directory / name).mkdir()
@@ -87,7 +90,7 @@ def grounds(directory: Path, place: str, slowsource: Path) -> Iterator[Session]:
 
 
 def drawn(draws: random.Random, count: int) -> list[str]:
-    """Every operation as often as any other, in any order."""
+    """Returns `count` operations in random order, each about equally often."""
     rounds = count // len(OPERATIONS) + 1
     return [name for _ in range(rounds) for name in draws.sample(OPERATIONS, len(OPERATIONS))][
         :count
@@ -95,7 +98,8 @@ def drawn(draws: random.Random, count: int) -> list[str]:
 
 
 def take_turns(session: Session, seed: int, count: int) -> None:
-    """Makes `count` changes; AssertionError at the first that somebody sees otherwise."""
+    """Makes `count` changes. Raises AssertionError at the first one that a process sees
+    differently."""
     draws, hits = random.Random(seed), 0
     with ExitStack() as stack:
         processes = {
@@ -119,12 +123,13 @@ def change(
     what: str,
     operation: str,
 ) -> None:
-    """One change by one of the two; then all look."""
+    """Lets one of the two processes make a change, and compares the views of all processes."""
     without, name = processes["without"], str(draws.randrange(PLOTS))
     plot, twin = (str(session.source.parent / place / name) for place in ("source", "twin"))
     who, arguments = draws.choice(("one", "other")), draws.randrange(1 << 30)
     what += f": {operation} in {plot} by {who}"
-    # What was remembered of it must not outlive the change.
+    # One process looks before the change, so that data it might remember would be outdated after
+    # it.
     processes[draws.choice(("one", "other"))]("look", plot)
     said = processes[who]("change", operation, arguments, plot, who)
     seen = {name: process("look", plot) for name, process in processes.items()}
