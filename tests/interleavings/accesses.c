@@ -1,4 +1,5 @@
-/* What ThreadSanitizer's library would have: each atomic access is a step. */
+/* The functions of ThreadSanitizer's runtime, which the code under test calls. Each atomic access
+ * is a step. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -56,8 +57,8 @@ ATOMICS(uint16_t, 16)
 ATOMICS(uint32_t, 32)
 ATOMICS(uint64_t, 64)
 
-/* Plain accesses are no steps: two threads never make them to the same place at once, which
- * ThreadSanitizer itself sees to in other tests. */
+/* Plain accesses are no steps, because two threads never make conflicting ones at the same time.
+ * Other tests check that with ThreadSanitizer itself. */
 #define PLAIN(name)               \
     void __tsan_##name(void *at); \
     void __tsan_##name(void *at) { (void)at; }

@@ -1,5 +1,5 @@
-/* What the daemon does to a file's entry and its copy, one act after the other, with the functions
- * that it has for them. */
+/* The daemon's actions on a file's entry and its copy, as single functions. They use the daemon's
+ * own functions for the catalog. */
 #ifndef ACTS_H
 #define ACTS_H
 
@@ -8,13 +8,13 @@
 const struct monarch_entry *entry_of(unsigned file);
 void set_word(unsigned file, unsigned state, unsigned copy);
 int publish_copy(unsigned file, unsigned copy);
-/* Returns the number of the copy. */
+/* Makes a whole copy of the file and publishes it. Returns the copy's number. */
 unsigned make_present(unsigned file);
 
 void begin_fill(unsigned file, unsigned slot, unsigned copy);
 void fill_unit(unsigned file, unsigned slot, unsigned copy, unsigned unit);
 void end_fill(unsigned slot);
-/* Answers everybody who waits. */
+/* Wakes all readers that wait for a unit. */
 void answer(void);
 
 #endif

@@ -1,4 +1,5 @@
-/* The calls behind the library: each is a step, and the kernel's own. */
+/* The functions that the library calls in place of libc's. Each makes its system call, then a step.
+ */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-/* The calls that the daemon's code makes (building.py has their names). */
+/* The functions that the daemon's engine calls in place of libc's (OF_DAEMON in building.py). */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -24,7 +24,8 @@
     type daemon_##name arguments;   \
     type daemon_##name arguments
 
-/* Of each number, what the daemon has there. */
+/* What the daemon has at each descriptor number: nothing, a descriptor that it opened itself, or a
+ * descriptor that a program has handed over. */
 enum { NOTHING, OWN, HANDED };
 static unsigned char has[MOST_DESCRIPTORS];
 
@@ -69,7 +70,8 @@ static void note_source(const char *name) {
 /* --- files --------------------------------------------------------------------------------------
  */
 
-/* A copy is there already, and empty: so it has the same inode in every run. */
+/* The file of a copy already exists and is empty (restore), so that it has the same inode number in
+ * every run. Therefore the flags that would create it are left out. */
 CALL(int, openat, (int dir, const char *path, int flags, ...)) {
     int is_copy = flags & O_CREAT;
     int fd = (int)syscall(SYS_openat, dir, path, flags & ~(O_CREAT | O_EXCL), 0);
@@ -115,7 +117,7 @@ CALL(int, statx, (int dir, const char *path, int flags, unsigned mask, struct st
     return r;
 }
 
-/* What others see nothing of is no step. */
+/* The following calls are no steps, because other threads do not see their effects. */
 CALL(int, fcntl, (int fd, int command, ...)) {
     EXPECT(is_its(fd) && command == F_GETFL);
     return (int)syscall(SYS_fcntl, fd, command, 0);
@@ -223,12 +225,13 @@ CALL(int, pthread_create,
     step();
     return r;
 }
-/* What /proc has to forget of each process makes its end slow. */
+/* Does nothing. To name another thread, libc opens a file in /proc, and a process with entries in
+ * /proc takes longer to end. */
 CALL(int, pthread_setname_np, (pthread_t id, const char *name)) {
     (void)id, (void)name;
     return 0;
 }
-/* However late it is: no thread hangs. */
+/* Ignores the time limit. If a thread hangs, the scheduler fails the run. */
 CALL(int, pthread_timedjoin_np, (pthread_t id, void **result, const struct timespec *until)) {
     (void)result, (void)until;
     join_thread(id);

@@ -1,4 +1,4 @@
-"""Bugs in the code, each of which a trial finds."""
+"""Bugs that are put into csrc by changes of its files. The trial named with a bug must find it."""
 
 from __future__ import annotations
 

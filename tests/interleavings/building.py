@@ -1,4 +1,4 @@
-"""The C code of csrc, built so that every step of it is the scheduler's (scheduler.h)."""
+"""Builds the C code of csrc so that the scheduler (scheduler.h) decides about each of its steps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ WRAPPED = (
     "pthread_mutex_timedlock",
     "pthread_mutex_unlock",
 )
-# The folders of the daemon's engine, and what they call that the scheduler has to know of, or that
-# would go through the library in this program (behind_daemon.c).
+# ENGINE: the folders of the daemon's engine. OF_DAEMON: the functions for which their code calls
+# behind_daemon.c. The scheduler has to know of some of these calls. The others would go through the
+# preload library, which is in the same program.
 ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
 OF_DAEMON = (
     "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",
@@ -38,14 +39,17 @@ END_OF_OWN_CALLS = '#error "Monarch runs on x86-64 and aarch64"\n#endif\n'
 
 @dataclass(frozen=True)
 class Change:
-    """file : of csrc;  old : what it has once;  new : what it has instead"""
+    """A change of a file of csrc.
+
+    file : its path in csrc;  old : a text that it has exactly once;  new : the replacement
+    """
 
     file: str
     old: str
     new: str
 
 
-# All calls of the library's to the kernel are the scheduler's.
+# These changes pass all system calls of the library to the scheduler (calls.c).
 SCHEDULED = (
     Change("shared/sys.h", "#if defined(__x86_64__)\nstatic inline long sys6(",
            "#if defined(__x86_64__)\nstatic inline long sys6_itself("),
@@ -56,7 +60,8 @@ SCHEDULED = (
 
 
 class Trials:
-    """Programs of the files beside this one, made in `directory`."""
+    """Compiles csrc and the C files of this folder, and links them into programs. All output files
+    are in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -77,7 +82,9 @@ class Trials:
         return copy
 
     def _compile(self, name: str, sources: Path | None = None) -> Path:
-        """Without the functions of ThreadSanitizer, which accesses.c has."""
+        """Compiles a file of csrc for ThreadSanitizer, and returns the object file.
+        ThreadSanitizer's runtime is not linked: accesses.c has its functions. Calls of the engine's
+        files are redirected to behind_daemon.c."""
         sources = sources or self._sources
         out = sources / f"{name}.o"
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
@@ -95,7 +102,8 @@ class Trials:
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
-        """Of the sources as they are, or with changes to C files: bugs that a trial is to find."""
+        """Links a program and returns its path. Its sources are unchanged, or have changes to C
+        files: bugs that a trial must find."""
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)
@@ -103,6 +111,6 @@ class Trials:
             objects |= {file: self._compile(file, sources) for file in changed}
         out = self._directory / name
         wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
-        # Else each process that is forked looks the functions up that it calls.
+        # Without -z now, each forked process would resolve the functions that it calls anew.
         cc("-no-pie", "-pthread", "-Wl,-z,now", *wraps, "-o", out, *self._own, *objects.values())
         return out

@@ -1,4 +1,5 @@
-/* What the code under test calls: the clock, locks, futexes, and the library's system calls. */
+/* Replacements for calls of the code under test: the clock, locks, futexes, and the library's
+ * system calls. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -89,7 +90,7 @@ long scheduled_futex(uint32_t *word, int how, uint32_t value, const struct times
     return 0;
 }
 
-/* --- the library's system calls: sys6 of csrc/shared/sys.h is this ------------------------------
+/* --- the library's system calls: in the code under test, sys6 is scheduled_sys6 (building.py) ---
  */
 
 static long plain_sys6(long n, long a, long b, long c, long d, long e, long f) {

@@ -1,5 +1,5 @@
-/* Claims: programs read a file at its source, and orders to fill it wait (csrc/engine/schedule.c).
- */
+/* Trials of claims: while a program reads a file at the source, an order to fill this file waits
+ * (csrc/engine/schedule.c). */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
@@ -11,26 +11,28 @@
 #include "scheduler.h"
 #include "trials.h"
 
-/* A claim ends by itself after so long, and sooner by less than a tick [ns]. */
+/* A claim expires CLAIM_NS after it was made, or up to a tick earlier [ns]. */
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
-/* The order is looked at so often, and a copy made soon after [ns]. */
+/* Interval at which the engine looks again at an order that waits for a reader (READER_NS in
+ * csrc/engine/work.c), and longest time until it then opens the file [ns]. */
 #define LOOK_NS 50000000ULL
 #define SOON_NS 20000000ULL
-/* A reader's pauses are shorter than a claim, and two of them longer. */
+/* A reader's pause [ns]: one pause is shorter than a claim lasts, two are longer. */
 #define PAUSE_NS (CLAIM_NS / 5 * 3)
 #define REST_NS 400000000U
 #define PLENTY (1ULL << 20)
 #define PART_BYTES (MEDIUM_BYTES / 3)
 
 static int held_fd, has_ended;
-static uint64_t claimed_ns; /* the claim was made, or renewed, no earlier */
-static uint64_t ended_ns;   /* the reader has ended it before that; NEVER: it has not */
-static uint64_t opened_ns;  /* the daemon has opened the file; NEVER: it has not */
+static uint64_t claimed_ns; /* just before the claim was made or last renewed */
+static uint64_t ended_ns;   /* just after the reader ended its claim; NEVER: it has not */
+static uint64_t opened_ns;  /* when the daemon opened the file at the source; NEVER: it has not */
 
 static int may_have_ended(void) { return has_ended || now_ns() - claimed_ns >= CLAIM_NS - TICK_NS; }
 
-/* The daemon reads the file when its claim has ended, and not before. */
+/* Called when the daemon opens a file of the source. It may open MEDIUM only once the claim of this
+ * file may have ended. */
 static void expect_no_claim(const char *name) {
     if (strcmp(name, names[MEDIUM]) != 0)
         return;
@@ -38,7 +40,7 @@ static void expect_no_claim(const char *name) {
     opened_ns = now_ns();
 }
 
-/* A reader has the file open, and its claim is old. */
+/* The program has opened MEDIUM and thereby claimed it; PAUSE_NS of the claim have passed. */
 static void reset_claimed(void) {
     note_descriptors();
     has_ended = 0;
@@ -56,11 +58,12 @@ static void read_part(unsigned part) {
     uint64_t before_ns = now_ns(), at = (uint64_t)part * PART_BYTES;
     EXPECT(pread(held_fd, got, PART_BYTES, (off_t)at) == PART_BYTES);
     version_of(MEDIUM, got, at, PART_BYTES);
-    has_ended = may_have_ended(); /* before it was renewed */
+    has_ended = may_have_ended(); /* the claim may have expired before this read renewed it */
     claimed_ns = before_ns;
 }
 
-/* Its reads renew the claim; the last one hands the descriptor over. */
+/* Reads the whole file with a pause. Each read renews the claim, and the last read hands the
+ * descriptor over. */
 static void read_slowly(void) {
     read_part(0);
     sleep_on(&held_fd, now_ns() + PAUSE_NS, ANY_BIT);
@@ -77,13 +80,14 @@ static void read_a_part(void) {
     ended_ns = now_ns();
 }
 
-/* It is killed then: what closes its descriptor is not the library. */
+/* Reads a part and then acts like a process that is killed: the descriptor is closed without the
+ * library, so the claim is not given up. */
 static void read_and_die(void) {
     read_part(0);
     syscall(SYS_close, held_fd);
 }
 
-/* Whether it is among those that nobody needs, to be filled ahead. */
+/* Returns whether the daemon finds the file among those that it may fill ahead. */
 static int is_found_absent(unsigned file) {
     uint64_t at = 0, ids[FILES];
     uint64_t n =
@@ -94,7 +98,8 @@ static int is_found_absent(unsigned file) {
     return 0;
 }
 
-/* The other file is filled meanwhile. */
+/* Orders fills of both files. The order for MEDIUM waits for the claim's end; OTHER is filled
+ * meanwhile. */
 static void fill_ahead(void) {
     EXPECT(!is_found_absent(MEDIUM) || may_have_ended());
     order_ahead(MEDIUM);
@@ -108,7 +113,9 @@ static void check_filled(void) {
     check_descriptors();
 }
 
-/* From the reader's own descriptor. */
+/* The copy was made from the reader's descriptor, so the daemon has not opened the file. An
+ * interrupt may hold the reader up until its claim has expired; then the daemon may open the file.
+ */
 static void check_one_open(void) {
     EXPECT(opened_ns == NEVER || held_up_ns());
     check_filled();

@@ -16,7 +16,8 @@
 #include "scheduler.h"
 
 #define BLOCK_BYTES (4 * MONARCH_UNIT)
-/* Longer than any claim, and the looks of those that wait for its end. */
+/* Time limit of end_daemon [ns]: longer than a claim lasts and the engine then takes to notice its
+ * end. */
 #define LIMIT_NS 3000000000ULL
 #define STOP_MS 5000
 
@@ -33,7 +34,8 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Of what is measured nobody reads anything here; nobody waits for a unit. */
+/* Accesses to these fields need no steps: no thread here reads the measurements, and no reader
+ * waits for a unit. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
     ignore_memory(p->shared.counts, sizeof p->shared.counts);
@@ -73,8 +75,8 @@ static void submit(unsigned file, int in_use) {
 
 void order_ahead(unsigned file) { submit(file, 0); }
 
-/* Its copies are published by the engine; a fill that has failed leaves the file to its next use.
- */
+/* Takes the results of the engine's orders. Each order must have succeeded, and the engine itself
+ * must have published its copy. */
 static void take_results(void) {
     struct monarch_result r[FILES];
     uint64_t n = monarch_engine_results(engine, r, FILES);
@@ -99,7 +101,7 @@ static int orders_what_is_wanted(void) {
     return n;
 }
 
-/* Whether there was nothing to do. */
+/* Runs one iteration of the loop. Returns whether there was nothing to do. */
 static int iterate(uint64_t granted_bytes, uint32_t rest_ns) {
     static struct monarch_placed placed[MONARCH_PLACED];
     struct monarch_room room = {.bytes = granted_bytes,
@@ -120,10 +122,11 @@ static int iterate(uint64_t granted_bytes, uint32_t rest_ns) {
 
 void run_iteration(uint64_t granted_bytes, uint32_t rest_ns) { iterate(granted_bytes, rest_ns); }
 
-/* --- its end ------------------------------------------------------------------------------------
+/* --- the daemon's end ---------------------------------------------------------------------------
  */
 
-/* Nothing is wanted, and no descriptor is on its way, in the table, or at an order. */
+/* Returns whether programs want no file, and no descriptor is on its way to the daemon, in the
+ * daemon's table, or in use by an order. */
 static int is_settled(void) {
     for (unsigned file = 0; file < FILES; file++) {
         uint64_t id = site.ids[file], claim = *monarch_claim_at(site.clients, id);

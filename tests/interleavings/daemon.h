@@ -1,40 +1,44 @@
-/* The daemon's engine with its own threads, under the scheduler, and the loop that Python has. */
+/* The daemon's engine, whose threads run under the scheduler, and a C version of the daemon's
+ * Python loop. */
 #ifndef DAEMON_H
 #define DAEMON_H
 
 #include "native.h"
 #include "site.h"
 
-/* --- what its code calls: behind_daemon.c -------------------------------------------------------
+/* --- the engine's calls: behind_daemon.c --------------------------------------------------------
  *
- * No call of the daemon's goes through the library, and each of those below is a step. The daemon
- * closes, and reads by, no descriptor that is not its own; and what a program has handed over it
- * closes under no lock, because that may ask the source. */
+ * No call of the engine goes through the preload library, and each call that other threads can
+ * notice is a step. The calls check that the engine uses and closes only its own descriptors, and
+ * holds no lock while it closes a descriptor from a program: such a close may have to wait for the
+ * source. */
 
-/* Of descriptors from programs: so many are the daemon's now. */
+/* The number of open descriptors that the daemon has received from programs. */
 unsigned handed_descriptors(void);
-/* Those of its own that it has not closed. */
+/* The number of all open descriptors of the daemon, including those from programs. */
 unsigned open_daemon_descriptors(void);
-/* What follows an open of a file of the source by the daemon; NULL: nothing. */
+/* Called with the file's name whenever the daemon opens a file of the source; may be NULL. */
 extern void (*when_source_is_opened)(const char *name);
 unsigned source_opens(void);
-/* The daemon never has more descriptors from programs. */
+/* The run fails if the daemon has more descriptors from programs than this. */
 extern unsigned most_handed;
-/* getrlimit(RLIMIT_NOFILE). */
+/* The limit that getrlimit(RLIMIT_NOFILE) tells the daemon. */
 extern uint64_t most_descriptors;
 
 /* --- the daemon: daemon.c -----------------------------------------------------------------------
  */
 
-/* With one thread that copies, and those that take and keep descriptors. Nothing is granted yet. */
+/* Starts the engine: one thread that copies, threads that receive descriptors, and the thread of
+ * the table in which descriptors wait. No room is granted yet. */
 void start_daemon(void);
-/* One iteration of the loop: takes the results, orders what programs want, grants this much room,
- * of which policy has more, and rests until it is rung, or so long. */
+/* Runs one iteration of the loop: takes the results, orders the fills that programs want, grants
+ * the engine this much room, which is only a part of the tier's room, and rests until it is woken,
+ * for at most `rest_ns`. */
 void run_iteration(uint64_t granted_bytes, uint32_t rest_ns);
-/* An order to fill the file that nobody waits for. */
+/* Orders a fill of a file for which no reader waits. */
 void order_ahead(unsigned file);
-/* Turns until every file that programs want has its copy. Then the engine ends, its descriptors are
- * closed, and no claim is left that somebody could wait for. */
+/* Runs iterations until programs want no file and no claim has a descriptor that was handed over.
+ * Then stops the engine, which must have closed all its descriptors. */
 void end_daemon(uint64_t granted_bytes, uint32_t rest_ns);
 
 #endif

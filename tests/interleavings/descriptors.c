@@ -1,4 +1,5 @@
-/* A descriptor whose copy comes: promotion. */
+/* Trials of promotion: once a file has a copy, the library moves its open descriptors to the copy.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -10,9 +11,9 @@
 
 static unsigned first_copy;
 static int held_fd, other_fd, has_lock;
-static int is_anothers; /* the number held_fd is the other file's, or nobody's, by now */
+static int is_anothers; /* the number held_fd has been closed, and may belong to OTHER by now */
 
-/* The file is being filled, and a descriptor of it is open; the other one has its copy. */
+/* SMALL is being filled, and held_fd is a descriptor of it. OTHER has its copy. */
 static void reset_open(void) {
     note_descriptors();
     has_lock = is_anothers = 0;
@@ -23,7 +24,7 @@ static void reset_open(void) {
     set_word(SMALL, MONARCH_FILLING, first_copy);
 }
 
-/* Its copy is there by now, and no read has seen that. */
+/* The copy of SMALL was published after the open, and no read has noticed that yet. */
 static void reset_published(void) {
     reset_open();
     EXPECT(publish_copy(SMALL, first_copy));
@@ -34,8 +35,8 @@ static void publish_first(void) {
     EXPECT(publish_copy(SMALL, first_copy));
 }
 
-/* Of a number that another thread closes and uses again: the one file's or the other's, and not the
- * one's any more once it is the other's. */
+/* Reads from a descriptor number that another thread closes and reuses. The bytes must be those of
+ * SMALL or OTHER, and not those of SMALL if the number was closed before the read began. */
 static void read_whole(int fd) {
     uint64_t got[SMALL_BYTES / 8];
     int must_be_anothers = is_anothers;
@@ -84,7 +85,8 @@ static void put_another_on(void) {
     EXPECT(close(held_fd) == 0);
 }
 
-/* Two readers of one offset: each has a range of its own. */
+/* A bit for each half of the file that was read. Two threads share a file offset, and each must
+ * read another half. */
 static unsigned ranges;
 
 static void reset_offset(void) {
@@ -108,7 +110,7 @@ static void check_offset(void) {
     check_descriptors();
 }
 
-/* A lock stays, whatever becomes of the descriptor that it was taken through. */
+/* Takes a record lock, which must last although the library may promote the descriptor. */
 static void take_lock(void) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
     EXPECT(fcntl(held_fd, F_SETLK, &lock) == 0);

@@ -1,4 +1,5 @@
-/* An entry: its copy is dropped and made anew, and its file is replaced. */
+/* A trial of a catalog entry: the file's copy is dropped and made again, while a program replaces
+ * the file at the source. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -10,7 +11,7 @@
 #include "trials.h"
 
 static unsigned first_copy;
-static int is_replaced; /* the program knows that it is */
+static int is_replaced; /* the rename that replaces the file has returned */
 
 static void reset_entry(void) {
     note_descriptors();
@@ -36,7 +37,8 @@ static void replace_file(void) {
     open_and_read();
 }
 
-/* As the engine does: what the source is before and after is the same, or nothing is published. */
+/* Drops the copy and makes another one, as the engine does. The copy is published only if the file
+ * that was read is still the one that the entry describes. */
 static void make_anew(void) {
     uint64_t bytes[SMALL_BYTES / 8];
     set_word(SMALL, MONARCH_ABSENT, 0);

@@ -1,4 +1,4 @@
-"""A trial's orders, shared among as many processes as there are processors."""
+"""Runs the orders of a trial in several processes, which divide the orders among themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ LOOK_S = 0.005
 
 @dataclass
 class Explored:
-    """wrong : what the first order that is wrong has said, or "";  counts : of all orders"""
+    """The result of a trial.
+
+    wrong : the error output of a process that found a wrong order; "" if there is none
+    counts : the counters that the processes have printed, summed
+    """
 
     wrong: str = ""
     counts: Counter[str] = field(default_factory=Counter)
@@ -33,7 +37,7 @@ class Explored:
 
 @contextmanager
 def _session(directory: Path) -> Iterator[Session]:
-    """A session without a daemon."""
+    """Yields a session without a daemon."""
     for place in ("source", "tier", "kept"):
         (directory / place).mkdir(mode=0o700, parents=True)
     tier = directory / "tier"
@@ -52,7 +56,8 @@ def _session(directory: Path) -> Iterator[Session]:
 
 
 def _start(session: Session, program: Path, *words: object) -> subprocess.Popen[bytes]:
-    """What it says goes into files: a pipe would be full before somebody reads it."""
+    """Starts the program. Its output goes into files, because no thread reads a pipe while the
+    program runs, and a full pipe would block it."""
     with (session.directory / "out").open("w") as out, _error(session).open("w") as error:
         return subprocess.Popen(
             [program, *map(str, words), session.directory],
@@ -67,7 +72,8 @@ def _error(session: Session) -> Path:
 
 
 def _await(running: list[subprocess.Popen[bytes]], limit_s: float) -> None:
-    """Until all of them have ended, or one has found an order that is wrong."""
+    """Waits until all processes have ended, or one of them has found a wrong order. Fails after
+    `limit_s` [s]."""
     until = time.monotonic() + limit_s
     while any(one.poll() is None for one in running) and not any(one.poll() for one in running):
         assert time.monotonic() < until, f"the orders take more than {limit_s} s"
@@ -84,8 +90,11 @@ def explore(
     limit_s: float,
     nth: int = 1,
 ) -> Explored:
-    """most : orders of each process;  nth : only orders are tried whose first interrupt is at every
-    nth decision"""
+    """Runs the trial in all orders with at most `interrupts` interrupts.
+
+    most : the most orders of each process;  limit_s : time limit of all processes [s]
+    nth : only orders whose first interrupt is at every nth decision are run
+    """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()
     with ExitStack() as stack:
@@ -97,7 +106,7 @@ def explore(
         try:
             _await(running, limit_s)
         finally:
-            # Those that go on are ended because another one has found something.
+            # A process that still runs is killed, because another one has found a wrong order.
             ended = [one.poll() for one in running]
             for one in running:
                 one.kill()

@@ -1,4 +1,5 @@
-/* A copy that is being filled: its units, and its slot that another copy gets. */
+/* Trials of a copy that is being filled: reads of its units, and reuse of its slot for another
+ * copy. */
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,7 +35,8 @@ static void fill_all(void) {
     end_fill(0);
 }
 
-/* The fill fails after its first unit; its slot is another's at once, all of which is there. */
+/* The fill of LARGE fails after its first unit. Its slot is reused at once for the fill of OTHER,
+ * of which all units are there. */
 static void fail_and_fill_another(void) {
     fill_unit(LARGE, 0, first_copy, 0);
     __atomic_store_n(&site.fills->fill[0].failed, 1, __ATOMIC_SEQ_CST);

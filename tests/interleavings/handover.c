@@ -1,4 +1,4 @@
-/* A descriptor that is handed over, and locked. */
+/* Trials of a descriptor that the library hands over while another thread locks its file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,12 +16,13 @@
 #include "site.h"
 #include "trials.h"
 
-#define RECALL_NS 50000000ULL /* a lock waits no longer */
+#define RECALL_NS 50000000ULL /* longest time that a lock waits for the daemon's close [ns] */
 
 static int held_fd, again_fd, socket_fd;
 static unsigned programs_done;
 
-/* The program's reads of it are the source's, and the daemon listens. */
+/* Binds the daemon's socket for handovers, and opens SMALL, which the program then reads at the
+ * source. */
 static void reset_direct(void) {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     note_descriptors();
@@ -36,7 +37,7 @@ static void reset_direct(void) {
     EXPECT(held_fd >= 0);
 }
 
-/* It is locked through a duplicate. */
+/* Like reset_direct, but the lock is taken through a duplicate of the descriptor. */
 static void reset_duplicate(void) {
     reset_direct();
     again_fd = dup(held_fd);
@@ -53,8 +54,8 @@ static void read_and_hand_over(void) {
     step();
 }
 
-/* A lock ends with the program's last descriptor of the open file, unless the daemon was too slow
- * to close its own. */
+/* The lock must end when the program closes its last descriptor of the open file. The exception:
+ * the daemon took so long to close its descriptor that flock() stopped waiting for it. */
 static void lock_and_close(void) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(again_fd, LOCK_EX) == 0);
@@ -68,7 +69,7 @@ static void lock_and_close(void) {
     step();
 }
 
-/* The next descriptor that has come, -1 for none. */
+/* Receives the next descriptor that was handed over; returns -1 if there is none. */
 static int receive(void) {
     char what[sizeof(struct monarch_handover)];
     union {
@@ -86,7 +87,8 @@ static int receive(void) {
     return fd;
 }
 
-/* As the daemon: it has the descriptor for some time, but not once that is recalled. */
+/* Acts as the daemon: keeps each descriptor for some time, or until it is recalled, then closes it
+ * and ends its claim. */
 static void take_descriptors(void) {
     for (int fd; (fd = receive()) >= 0 || programs_done < 2;) {
         for (int n = 0; fd >= 0 && n < 3; n++)

@@ -15,28 +15,28 @@
 #include <unistd.h>
 
 #define MOST_THREADS 8
-/* Threads that have made so many steps never end. */
+/* If a run's threads have made more steps than this, the run is taken for one that never ends. */
 #define MOST_STEPS 60000
 #define MOST_CHOICES 8192
 #define MOST_IGNORED 16
-/* Of the clock: what a step takes, and a wait for anything [ns]. */
+/* Duration of a step; longest wait of step_waiting(); time at the start of a run [ns]. */
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
-/* Exit status of a run in which the same order has led elsewhere. Its files have other inode
- * numbers than those of the run before it, and numbers that share a bit of a filter change what the
- * library does. A run that differs in this way says nothing, so it is made again. */
+/* Exit status of a run whose known decisions have other options than in the run before. This
+ * happens if a file has another inode number than before: if two numbers share a bit of a filter,
+ * the library takes other steps. Such a run proves nothing, so it is repeated. */
 #define LED_ELSEWHERE 3
-/* Most runs of one order. */
+/* The most attempts to run one order. */
 #define MOST_TRIES 5
 
 enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: for this to be woken; NULL: for a step of any other thread, */
-    uint32_t bits;     /* by a call that has one of these, */
-    uint64_t until_ns; /* or for this time */
+    const void *on;    /* WAITING: wake() must name this; NULL: any step of another thread */
+    uint32_t bits;     /* WAITING: wake() must have one of these bits */
+    uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
     int is_woken, is_joined;
     sem_t may_run;
     pthread_t id;
@@ -45,7 +45,7 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-static int is_exploring; /* else threads go on until all of them wait, without a choice */
+static int is_exploring; /* 0: without any choice, threads run until all of them wait */
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
 
@@ -53,15 +53,17 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run: those of the run before it but for the last of them that had another
- * option, then the first option each time. Shared with the processes that run. */
+/* The decisions of a run. The first `known` ones are those of the run before, except that the last
+ * of them takes its next option. All later decisions take their first option. The memory is shared
+ * with the processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;
 } * decisions;
 static unsigned interrupts, most_interrupts;
 
-/* For who reads about a failure: who was interrupted, where, and who went on. */
+/* The thread switches of this run, which are printed if it fails: thread `from` was at address `at`
+ * in the code, and thread `to` went on. */
 static struct {
     int from, to;
     const void *at;
@@ -126,8 +128,9 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
     every = nth;
 }
 
-/* Whether the decision has another option that is to be tried. The first decision says which thread
- * begins; orders are shared by the first one behind it that is an interrupt. */
+/* Returns whether the decision has another option that this process must try. The first decision
+ * says which thread begins, and is no interrupt. The first decision after it that is an interrupt
+ * determines the share to which an order belongs. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
@@ -136,7 +139,7 @@ static int has_more(const struct decisions *d, unsigned i) {
     return d->choice[i].taken + 1 < d->choice[i].options && (interrupt != i || is_ours);
 }
 
-/* Whether there is an order that was not tried. */
+/* Sets the decisions of the next order; returns 0 if all orders were tried. */
 static int next_order(void) {
     struct decisions *d = decisions;
     d->known = d->made;
@@ -147,8 +150,8 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* In *options, from the nth on, the threads of this state that can be chosen, thread `first` first;
- * how many there are then. */
+/* Appends the threads of this state that can be chosen to the `n` options, beginning with thread
+ * `first`. Returns the new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;
@@ -158,7 +161,7 @@ static unsigned add_threads(int first, enum state state, int *options, unsigned 
     return n;
 }
 
-/* The one whose time comes first goes before the others. */
+/* Puts the thread whose wait ends first at the front. */
 static void put_earliest_first(int *options, unsigned n) {
     for (unsigned i = 1; i < n; i++)
         if (threads[options[i]].until_ns < threads[options[0]].until_ns) {
@@ -175,9 +178,10 @@ static int is_anybody_left(void) {
     return 0;
 }
 
-/* The thread that makes the next step after one of thread `from`, -1 at the start: the same thread;
- * if it waits, the next one that does not; if all wait, the one whose time comes first. Another
- * choice is an interrupt. -1: none. */
+/* Returns the thread that makes the next step after a step of thread `from`; -1 if there is none.
+ * from: -1 at the start of a run. The first option is the same thread; if it waits, the next thread
+ * that does not wait; if all wait, the thread whose wait ends first. Any other option is an
+ * interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;
@@ -206,7 +210,8 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Whom that holds up: threads that are ready, or whose time comes before. */
+/* Advances the clock to `until_ns`. The time counts as held up from the moment at which some thread
+ * could have gone on: at once if a thread is ready, else when the first wait would have ended. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {
@@ -220,7 +225,7 @@ static void let_time_pass(uint64_t until_ns) {
     clock_ns = until_ns > clock_ns ? until_ns : clock_ns;
 }
 
-/* The next thread makes its step; a wait that is chosen ends because its time has come. */
+/* Lets the next thread make its step. If a waiting thread is chosen, its wait times out. */
 static void go_on(int from, const void *at) {
     int to = successor(from);
     int is_done = from >= 0 && threads[from].state == DONE;
@@ -337,7 +342,8 @@ static void run_all(void) {
     sem_wait(&over);
 }
 
-/* Threads that reset() has started have gone to sleep when those of the trial begin. */
+/* Runs the trial in this process. The threads that reset() has started run until all of them wait;
+ * only then do the trial's own threads begin. */
 static void run_here(void) {
     clock_ns = BEGIN_NS;
     running->reset();
@@ -355,7 +361,8 @@ static void run_here(void) {
     running->check();
 }
 
-/* Its threads run one at a time: on one processor the next one goes on sooner. */
+/* Binds the process to its current processor. Its threads run one at a time, and on one processor
+ * the switch from one to the next is faster. */
 static void stay_on_this_processor(void) {
     cpu_set_t this_one;
     CPU_ZERO(&this_one);
@@ -363,8 +370,9 @@ static void stay_on_this_processor(void) {
     sched_setaffinity(0, sizeof this_one, &this_one);
 }
 
-/* In a process of its own, which finds the library's memory as it was before any run. Returns
- * whether the known decisions have led where they led before. */
+/* Runs the trial in a new process, in which the library's memory is as it was before any run.
+ * Returns 0 if the known decisions have led to other steps than before, so that the run must be
+ * repeated. */
 static int is_led_as_before(void) {
     int status = 1;
     decisions->made = 0;

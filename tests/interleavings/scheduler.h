@@ -1,9 +1,10 @@
-/* Runs threads one at a time, in every order of their steps within a bound.
+/* A scheduler that runs threads one at a time, in every order of their steps within a bound.
  *
- * A step is an atomic access, a system call, a lock that is taken or given back, or a call of
- * step(). Code that is compiled with -fsanitize=thread makes its atomic accesses here
- * (accesses.c), and its calls that wait (calls.c). Memory is sequentially consistent. A step takes
- * a microsecond; more time passes when all threads wait, or where an interrupt lets it pass. */
+ * A step is an atomic access, a system call, the locking or unlocking of a mutex, or a call of
+ * step(). The code under test is compiled with -fsanitize=thread. Its atomic accesses are calls of
+ * functions that accesses.c defines, and its calls that wait go to calls.c. Memory is sequentially
+ * consistent. The clock is simulated: a step takes a microsecond. More time passes if all
+ * threads wait, if an interrupt lets a wait time out, or by pass_time(). */
 #ifndef SCHEDULER_H
 #define SCHEDULER_H
 
@@ -11,57 +12,60 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One way in which a program may go on: reset() before, the threads, then check(), in a process of
- * its own. */
+/* A scenario. Each order of its threads' steps is run in a new process, which calls reset(), then
+ * runs the functions `thread` in one thread each, and calls check() after they have ended. */
 #define TRIAL_THREADS 4
 struct trial {
     const char *name;
-    void (*reset)(void); /* may start threads: they go to sleep before the others begin */
+    void (*reset)(void); /* threads started here run until all of them wait; then `thread` starts */
     void (*thread[TRIAL_THREADS])(void);
     void (*check)(void);
 };
 
-/* Explores the orders with no more than `bound` interrupts, those with fewer first. Without an
- * interrupt a thread goes on until it waits or ends, and then the next one that does not wait, or
- * the one whose wait ends first; an interrupt is any other choice, also that of a thread whose wait
- * then ends because its time has come, while others could have gone on.
- * restore() comes before each, in the calling process. Returns how many orders there were; ends the
- * program at the first that is wrong, and prints it.
- */
+/* Runs a trial in all orders with at most `bound` interrupts; orders with fewer interrupts come
+ * first. Without an interrupt, a thread runs until it waits or ends. The next thread is then one
+ * that does not wait or, if all wait, the one whose wait ends first. An interrupt is any other
+ * choice. An interrupt may also choose a waiting thread although others could go on: the clock then
+ * advances to the end of its wait. Before each run, the calling process calls restore(). Returns
+ * the number of runs, and stops after about `most` runs. If a run fails, prints its thread switches
+ * and ends the program. */
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
-/* Of the orders whose first interrupt is at every nth decision this process tries one share; those
- * without an interrupt are tried by all. */
+/* Divides the orders among `of` processes; explore() in this process then runs share `number`. Only
+ * orders whose first interrupt is at every nth decision are run. Every process also runs the orders
+ * without an interrupt. */
 void take_share(unsigned number, unsigned of, unsigned nth);
 
-/* Something has happened that other threads may see; `at`: in the code there; what: where in the
- * memory. */
+/* Each of these functions makes a step. Call one after an action that other threads may see. at:
+ * address of the action in the code, for reports (step() takes its caller's). what: the memory that
+ * was accessed; step_at() makes no step if this memory is ignored. */
 void step(void);
 void step_of(const void *at);
 void step_at(const volatile void *what, const void *at);
-/* Accesses to these bytes are no steps. */
+/* From now on, accesses to these bytes are no steps. */
 void ignore_memory(const void *at, size_t n);
 
-/* The calling thread can do nothing until others have made a step, or some time has passed. */
+/* Suspends the calling thread until another thread has made a step, or some time has passed. */
 void step_waiting(void);
-/* The same until `what` is woken, with one of these bits, or it is so late. Whether it was woken.
- */
+/* Suspends the calling thread until wake() is called for `what` with one of these bits, or until
+ * the clock reaches `until_ns`. Returns whether the thread was woken. */
 #define NEVER UINT64_MAX
 #define ANY_BIT UINT32_MAX
 int sleep_on(const void *what, uint64_t until_ns, uint32_t bits);
-/* Wakes up to `most` threads; no step. */
+/* Wakes up to `most` threads that sleep on `what` with one of these bits. This is no step. */
 void wake(const void *what, int most, uint32_t bits);
-/* On which a thread sleeps that waits for what comes to a socket. */
+/* A thread in epoll_wait sleeps on this address; messages and other events wake it. */
 #define INCOMING ((const void *)1)
 
 uint64_t scheduled_ns(void);
 void pass_time(uint64_t ns);
-/* Of that, what has passed while some thread could have gone on. */
+/* The part of the time [ns] that passed although some thread could have gone on, because an
+ * interrupt chose a waiting thread. */
 uint64_t held_up_ns(void);
-/* By the calling thread. */
+/* The number of mutexes that the calling thread holds. */
 int locks_held(void);
 
-/* As pthread_create and pthread_join. */
+/* Like pthread_create and pthread_join, for a thread under the scheduler. */
 int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*function)(void *),
                  void *arg);
 void join_thread(pthread_t id);

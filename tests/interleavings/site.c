@@ -17,8 +17,8 @@
 #include "publish/writer.h"
 #include "scheduler.h"
 
-/* Bytes of one write. The block is small, because each forked process gets pages of its own for it.
- */
+/* Size of one write [bytes]. It is small, because each forked process gets its own pages for the
+ * buffer. */
 #define BLOCK_BYTES 32768
 
 struct site site;
@@ -26,7 +26,7 @@ const char *const names[FILES] = {"small", "other", "medium", "large"};
 
 static struct monarch_catalog *snapshot;
 static unsigned last_copy;
-static int open_before; /* descriptors, before a run */
+static int open_before; /* number of open descriptors at the start of the run */
 
 /* --- files --------------------------------------------------------------------------------------
  */
@@ -94,7 +94,9 @@ unsigned make_copy(unsigned file, unsigned version, uint64_t n) {
     return last_copy;
 }
 
-/* Copies have the same inodes in every run: where an index has them decides how it is searched. */
+/* Returns the path of the file of which restore() makes copy `number`, a hard link. So a copy has
+ * the same inode number in every run. The number decides where an index has the copy, and so which
+ * steps a search of the index takes. */
 static const char *kept_copy(unsigned number) {
     char name[32];
     snprintf(name, sizeof name, "copy.%u", number);
@@ -111,7 +113,8 @@ uint64_t inode_of(const char *path) {
     return st.st_ino;
 }
 
-/* The source has the first version under its name, and the same inode in every run. */
+/* Puts the first version of each file back into the source, by a hard link to the kept file. So the
+ * source's file has the same inode number in every run. */
 static void restore_source(void) {
     for (unsigned k = 0; k < FILES; k++) {
         const char *kept = path_of("kept", names[k]), *path = path_of("source", names[k]);
@@ -166,7 +169,8 @@ void restore(void) {
     memset(site.fills->word, 0, sizeof site.fills->word);
 }
 
-/* In memory that all runs share and that the library leaves alone. */
+/* The counters are in the padding of a shared segment: all runs share it, and the library does not
+ * use it. */
 void note_met(enum met what) { site.clients->stats[0].unused[what]++; }
 uint64_t times_met(enum met what) { return site.clients->stats[0].unused[what]; }
 
@@ -223,12 +227,12 @@ void set_up(const char *root) {
         add_file(k);
     for (unsigned number = 1; number <= MOST_COPIES; number++)
         put_bytes(kept_copy(number), OTHER, 0, 0, 0);
-    /* Shared: a process that is forked gets no tables for it. */
+    /* For a shared mapping, fork copies no page tables. */
     snapshot =
         mmap(NULL, site.catalog->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT(snapshot != MAP_FAILED);
     memcpy(snapshot, site.catalog, site.catalog->bytes);
-    /* Counters, and pointers that never change, are no reason to switch threads. */
+    /* Accesses to counters, and to pointers that never change, need no steps. */
     struct session *s = monarch_current;
     stand_behind_the_library();
     ignore_memory(s->clients->stats, sizeof s->clients->stats + sizeof s->clients->rank);

@@ -1,7 +1,8 @@
-/* The session that the trials run in: its segments, its files, and what lies in its directories.
+/* The session in which the trials run: its segments, its files, and its directories.
  *
- * The program is a client and the daemon at once: the library inside it is attached to the session
- * of MONARCH_CONFIG, of which no other daemon is there. Everything here goes past the library. */
+ * The program is both a client and the daemon. The library is linked into it, and attached to the
+ * session of MONARCH_CONFIG, which has no other daemon. The functions here make their system calls
+ * directly, not through the library. */
 #ifndef SITE_H
 #define SITE_H
 
@@ -14,10 +15,10 @@ extern const char *const names[FILES];
 #define LARGE_BYTES (3 * MONARCH_UNIT)
 #define MOST_BYTES LARGE_BYTES
 #define TIER 0
-#define MOST_COPIES 8 /* of a run */
+#define MOST_COPIES 8 /* in one run */
 
 extern struct site {
-    const char *root; /* with the directories `source`, `tier`, where copies lie, and `kept` */
+    const char *root; /* has the directories `source`, `tier` (with the copies) and `kept` */
     struct monarch_control *control;
     struct monarch_clients *clients;
     struct monarch_fills *fills;
@@ -26,27 +27,29 @@ extern struct site {
     uint64_t ids[FILES];
 } site;
 
-/* Makes the files and their entries, once. */
+/* Makes the files and their entries. Called once, before all runs. */
 void set_up(const char *root);
-/* What was met in all runs, besides what the library counts. */
+/* Events that the trials count over all runs, in addition to the library's counters. */
 enum met { HANDED_OVER, OPENED_AGAIN, READ_BY_HANDED };
 void note_met(enum met what);
 uint64_t times_met(enum met what);
 
-/* Before each run, in the process that all runs are forked from: everything that is shared is as it
- * was after set_up. */
+/* Resets all shared data and files to their state after set_up. Called before each run, in the
+ * process from which all runs are forked. */
 void restore(void);
-/* At the beginning of a run; and after it: no descriptor is left that was not there then. */
+/* note_descriptors, at the start of a run, counts the open descriptors. check_descriptors, at its
+ * end, requires the same number. */
 void note_descriptors(void);
 void check_descriptors(void);
-/* What the library calls behind itself is a step from here on. */
+/* From now on, each call that the library makes to libc's functions (monarch_real) is a step. */
 void stand_behind_the_library(void);
 
-/* The bytes of a file say which one it is, which version of it, and where they lie. */
+/* Each 8-byte word of a file contains the file's number, its version and the word's index. */
 uint64_t size_of(unsigned file);
-/* The version that these bytes are of; what is not of the file, or of two versions, is wrong. */
+/* Returns the version of the `n` bytes at offset `from` of a file. Fails the run if a byte is not
+ * of this file, or if the bytes are of two versions. */
 unsigned version_of(unsigned file, const uint64_t *got, uint64_t from, uint64_t n);
-/* [from, from + n) of a file; the file is made when it is not there. */
+/* Writes the bytes [from, from + n) of a file; makes the file if it does not exist. */
 void put_bytes(const char *path, unsigned file, unsigned version, uint64_t from, uint64_t n);
 
 const char *path_of(const char *directory, const char *name);

@@ -1,7 +1,9 @@
-"""The library and the daemon's engine, in every order of their steps within a bound: what happens
-to an entry, to a copy that is being filled, to a descriptor that becomes its copy's or waits for
-its order, and to a claim, while other threads close, replace, lock and read. The mappings have a
-model (tests/csrc)."""
+"""Runs the library and the daemon's engine in every order of their steps within a bound.
+
+The trials cover a catalog entry, a copy that is being filled, a descriptor that is promoted to its
+copy or waits for an order, and a claim, while other threads close, replace, lock and read. Mappings
+are tested with a model instead (tests/csrc).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from interleavings.building import Trials
 from interleavings.exploring import explore
 
 LIMIT_S, MOST_ORDERS = 300.0, 1 << 20
-# With --long, of each process.
+# The limits with --long. Each process of a trial may run LONG_ORDERS.
 LONG_LIMIT_S, LONG_ORDERS = 3600.0, 1 << 20
-# The counts of each trial that must not be 0, and its interrupts; with --long it has one more.
+# For each trial, the counters that must not be 0 after it, and the most interrupts in an order. A
+# run with --long allows one more interrupt.
 TRIALS = {
     "entry": (["hits", "misses"], 1),
     "coming": (["promotions", "waits"], 1),
@@ -41,8 +44,9 @@ TRIALS = {
     "released": (["opened_again"], 1),
     "killed": (["opened_again"], 1),
 }
-# Of the trials with more than a few orders a run without --long tries a part: orders whose first
-# interrupt is at every fourth decision. The part finds the bugs of its trial.
+# WHOLE: trials with few orders, of which each is run. For every other trial, a run without --long
+# tries only orders whose first interrupt is at every fourth decision (`offset`: every second).
+# These orders suffice to find the trial's bugs (bugs.py).
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})
@@ -60,7 +64,7 @@ def program(trials: Trials) -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory in memory."""
+    """Yields a directory in memory."""
     with tempfile.TemporaryDirectory(prefix="monarch-interleavings-", dir="/dev/shm") as path:
         yield Path(path)
 

@@ -1,9 +1,10 @@
-/* The preload library and the daemon, in every order of their steps (scheduler.h).
+/* Runs a trial of the preload library and the daemon in every order of their steps (scheduler.h).
  *
  *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *
- * tries the orders of one of SHARES shares whose first interrupt is at every NTH decision, and
- * prints how many there were and what was met in them.
+ * Runs the trial NAME with at most BOUND interrupts, and stops after about MOST orders. Of the
+ * orders whose first interrupt is at every NTH decision, it runs share SHARE of SHARES. ROOT is the
+ * directory with the files. The program prints the number of runs, and what it counted in them.
  */
 #include "trials.h"
 
@@ -25,8 +26,8 @@ static const struct trial *find(const char *name) {
     return NULL;
 }
 
-/* Counts of what the library has done in all runs, which show that the trial has tried something.
- */
+/* Prints counters of all runs as JSON. They show whether the threads have done what the trial
+ * tests. */
 static void print_counts(uint64_t runs) {
     struct monarch_stats sum = {0};
     for (unsigned i = 0; i < MONARCH_STAT_SLOTS; i++) {
@@ -48,7 +49,7 @@ int main(int argc, char **argv) {
     const struct trial *trial = argc == 8 ? find(argv[1]) : NULL;
     if (!trial)
         return 2;
-    mallopt(M_ARENA_MAX, 1); /* one thread runs at a time, and each arena takes calls to make */
+    mallopt(M_ARENA_MAX, 1); /* one thread runs at a time; more arenas would cost system calls */
     set_up(argv[7]);
     take_share((unsigned)atoi(argv[4]), (unsigned)atoi(argv[5]), (unsigned)atoi(argv[6]));
     print_counts(explore(trial, restore, (unsigned)atoi(argv[2]), strtoull(argv[3], NULL, 10)));

@@ -1,4 +1,4 @@
-/* All trials; the last one of each file has no name. */
+/* All trials, an array for each file. The last element of an array has no name. */
 #ifndef TRIALS_H
 #define TRIALS_H
 

@@ -1,4 +1,4 @@
-/* Descriptors that wait for their orders, in the daemon's own table (csrc/handover/kept.c). */
+/* Trials of descriptors that wait for an order in the daemon's table (csrc/handover/kept.c). */
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
@@ -9,11 +9,11 @@
 #include "scheduler.h"
 #include "trials.h"
 
-#define RECALL_NS 50000000ULL /* a lock waits no longer */
+#define RECALL_NS 50000000ULL /* longest time that a lock waits for the daemon's close [ns] */
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* As many as a process may have, where one of them may wait. */
+/* The limit of open descriptors with which the daemon's table has room for one descriptor. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;
@@ -26,7 +26,7 @@ static void reset_waiting(void) {
     EXPECT(held_fd >= 0);
 }
 
-/* One claim, one descriptor. */
+/* Like reset_waiting. The file has one claim, so the daemon may have only one descriptor of it. */
 static void reset_shared(void) {
     most_handed = 1;
     reset_waiting();
@@ -45,8 +45,9 @@ static void read_all(int fd, unsigned file) {
     version_of(file, got, 0, sizeof got);
 }
 
-/* Once a lock is granted the daemon has closed its descriptor of the open file, or it was kept from
- * that: the lock ends with the program's close. */
+/* flock() must return within RECALL_NS, not counting the time for which interrupts hold threads up.
+ * If it took less than RECALL_NS, the daemon has closed its descriptor of the open file, so the
+ * lock must end with the program's close. */
 static void lock_and_close(int fd, unsigned file) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(fd, LOCK_EX) == 0);
@@ -70,7 +71,7 @@ static void read_and_lock(void) {
     end_program();
 }
 
-/* About when the first grant comes. */
+/* Reads the file, and locks it at about the time of the daemon's first grant. */
 static void read_and_lock_later(void) {
     read_all(held_fd, SMALL);
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
@@ -93,7 +94,7 @@ static void read_both_and_lock(void) {
     end_program();
 }
 
-/* Another reader of the file, which one claim is for. */
+/* A second reader of the file. The file still has only one claim. */
 static void open_and_read(void) {
     int fd = open(path_of("source", names[SMALL]), O_RDONLY);
     EXPECT(fd >= 0);
@@ -101,7 +102,8 @@ static void open_and_read(void) {
     EXPECT(close(fd) == 0);
 }
 
-/* When all threads rest, no more descriptors wait than may. */
+/* Runs the daemon's loop, beginning after a pause. At the pause's end, no more descriptors may wait
+ * than the table has room for, unless an interrupt has held a thread up. */
 static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());
@@ -110,25 +112,26 @@ static void run_daemon(uint64_t granted_bytes) {
     end_daemon(granted_bytes, REST_NS);
 }
 
-/* The first grant comes after a while. */
+/* The daemon's grants have enough room for all files. */
 static void grant_room(void) { run_daemon(PLENTY); }
-/* The threads have no room to give away, and policy has some. */
+/* The grants have no room, so the daemon's loop must order the fill itself. */
 static void order_itself(void) { run_daemon(NOTHING); }
 
-/* The loop has long something else to do. */
+/* The daemon's loop is busy until the program has ended; only then does it grant room. */
 static void grant_late(void) {
     if (!is_done)
         sleep_on(&is_done, NEVER, ANY_BIT);
     end_daemon(PLENTY, REST_NS);
 }
 
-/* Of a file that was read whole there is a copy in the end. */
+/* A file that was read to its end must have a copy after the run. */
 static void check_waiting(void) {
     EXPECT(MONARCH_WORD_STATE(entry_of(SMALL)->word) == MONARCH_PRESENT);
     check_descriptors();
 }
 
-/* It was made from the program's descriptor. */
+/* The copy must have been made from the program's descriptor: the daemon has not opened the file at
+ * the source, unless an interrupt has held a thread up. */
 static void check_one_open(void) {
     EXPECT(!source_opens() || held_up_ns());
     check_waiting();

@@ -1,4 +1,4 @@
-"""Servers that end with their test, and leave no thread, descriptor or file behind."""
+"""Fixtures of servers and files, which are closed when their test ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from monarch_py.peers.server import listen
 
 @pytest.fixture
 def server_factory() -> Iterator[Callable[..., FileServer]]:
-    """Makes servers on this machine: server_factory(**FileServer's settings)."""
+    """Yields a function that starts a server on this machine: server_factory(**settings), with the
+    settings of FileServer."""
     before = len(os.listdir("/proc/self/fd"))
     with ExitStack() as stack:
 
@@ -26,7 +27,7 @@ def server_factory() -> Iterator[Callable[..., FileServer]]:
             return server
 
         yield make
-    # Peers and offers of the test's own end before, or are few.
+    # Up to 40 descriptors may belong to the test's peers and files, which may still be open.
     assert len(os.listdir("/proc/self/fd")) <= before + 40, "servers leave descriptors behind"
 
 
@@ -37,6 +38,6 @@ def server(server_factory: Callable[..., FileServer]) -> FileServer:
 
 @pytest.fixture
 def offer() -> Iterator[Callable[..., Offer]]:
-    """Makes files: offer(content, number=1)."""
+    """Yields a function that makes a file in memory: offer(content, number=1)."""
     with ExitStack() as stack:
         yield lambda *args, **more: stack.enter_context(Offer(*args, **more))

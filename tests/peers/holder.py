@@ -1,6 +1,6 @@
-"""A program that shares one file until its standard input ends; it prints its port.
+"""A program that serves one file until its standard input ends, and prints its port.
 
-python holder.py PORT BYTES SEED      0 bytes: it has no file
+python holder.py PORT BYTES SEED      PORT 0: any free port;  BYTES 0: it shares no file
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # where benchmarks are
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for the package benchmarks
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers.offers import Offer, serve

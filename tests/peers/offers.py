@@ -1,4 +1,4 @@
-"""What the tests of this room share: files with known content, and how they are asked for."""
+"""Helpers of the tests in this folder: files with known content, and ways to request them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REQUEST_BYTES = ffi.sizeof("struct monarch_peer_request")
 SEAL_BYTES = lib.MONARCH_MAC_BYTES
 FRAME = struct.Struct("<IIQQ")
 FRAME_BYTES = FRAME.size + SEAL_BYTES
-# Where rank 1, which serves nobody, would serve.
+# The address of rank 1, which has no server.
 NOWHERE = ("127.0.0.1", 1)
 NO_KEYS = Keys(bytes(16), bytes(16))
 
@@ -42,7 +42,7 @@ def sums_of(content: bytes, block: int = BLOCK) -> npt.NDArray[np.uint64]:
 
 
 def party(serving: tuple[str, int], rank: int = 0, secret: bytes = SECRET) -> Party:
-    """Rank 0 serves there, rank 1 asks it."""
+    """Returns the node `rank` of a session of two nodes. Only rank 0 has a server, at `serving`."""
     return Party(secret, rank, (serving, NOWHERE))
 
 
@@ -51,7 +51,7 @@ def serve(listener: socket.socket, secret: bytes = SECRET, **settings: Any) -> F
 
 
 class Offer:
-    """A file in memory: its descriptor, content and identity; closed by the context."""
+    """A file in memory, with its descriptor, content and identity. The context closes the file."""
 
     def __init__(self, content: bytes, number: int = 1) -> None:
         self.content = content
@@ -80,7 +80,7 @@ class Offer:
 def fetch(
     peer: Peer, file: FileId, first: int = 0, length: int | None = None
 ) -> tuple[PeerStatus, bytes]:
-    """One range into memory: its status, and the bytes that count."""
+    """Fetches one range into memory; returns its status, and the bytes that were accepted."""
     status, parts = fetch_all(peer, [file], [(first, file.size if length is None else length)])
     return status[0], parts[0]
 
@@ -91,14 +91,14 @@ def fetch_all(
     gets = new_gets(files)
     gets["first"] = [first for first, _ in ranges]
     gets["length"] = [length for _, length in ranges]
-    # Room for what ought to come, and a page that must stay as it is.
+    # Each buffer has room for its range, and 4096 more bytes, which must not change.
     rooms = [np.full(min(length, 1 << 27) + 4096, 0xA5, dtype=np.uint8) for _, length in ranges]
     gets["memory"] = [room.ctypes.data for room in rooms]
     fetch_ranges(peer, gets)
     for room in rooms:
         assert (room[-4096:] == 0xA5).all(), "bytes went beyond the range"
     parts = [room[: int(get["received"])].tobytes() for room, get in zip(rooms, gets, strict=True)]
-    # A node's number is added to MOVED.
+    # The status MOVED has a node's rank added to it.
     statuses = np.minimum(gets["status"], PeerStatus.MOVED).tolist()
     return [PeerStatus(status) for status in statuses], parts
 
@@ -122,14 +122,14 @@ def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:
 
 
 class Seals:
-    """What one end seals, in its order."""
+    """Makes the seals of the messages that one end sends, in their order."""
 
     def __init__(self, key: bytes) -> None:
         self._mac = ffi.gc(lib.monarch_mac_new(key), lib.monarch_mac_free)
         self.number = 0
 
     def seal(self, said: bytes, digest: bytes = b"") -> bytes:
-        """`said` with its seal."""
+        """Returns `said` followed by its seal."""
         made = ffi.new("unsigned char[]", SEAL_BYTES)
         with_digest = ffi.new("struct monarch_digest *", [digest]) if digest else ffi.NULL
         lib.monarch_seal(self._mac, self.number, said, len(said), with_digest, made)
@@ -138,7 +138,7 @@ class Seals:
 
 
 class Line:
-    """A connection, and the seals of what this end says and hears. Else as a socket."""
+    """A connection with the seals of both directions. All other attributes are the socket's."""
 
     def __init__(self, connection: socket.socket, keys: Keys) -> None:
         self.connection = connection
@@ -154,29 +154,33 @@ class Line:
         self.connection.close()
 
     def request(self, file: FileId, **fields: Any) -> bytes:
-        """The next request, sealed, to be sent as it is."""
+        """Returns the next request of this end, with its seal."""
         return self.says.seal(request(file, **fields))
 
     def frame(self, kind: int, value: int, tag: int = 0, content: bytes = b"") -> bytes:
-        """The next frame; content : what a SUM vouches for."""
+        """Returns the next frame of this end, with its seal.
+
+        content : the bytes that a SUM authenticates
+        """
         digest = content_digest(content) if content else b""
         return self.says.seal(frame(kind, value, tag), digest)
 
     def right(self, part: bytes, tag: int = 0) -> bytes:
-        """A DATA frame with its bytes and their SUM."""
+        """Returns a DATA frame, its bytes, and the right SUM frame."""
         data = self.frame(lib.MONARCH_PEER_DATA, len(part), tag) + part
         return data + self.frame(lib.MONARCH_PEER_SUM, xxh3(part), tag, part)
 
 
 def link_of(connection: socket.socket, limit_ms: int) -> Any:
-    """A link over it, whose other end is a Line with NO_KEYS."""
+    """Returns a link over the connection. The other end must be a Line with NO_KEYS."""
     keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
     key = party(NOWHERE).content_key
     return lib.monarch_peer_link_new(connection.detach(), keys, key, limit_ms, limit_ms)
 
 
 def let_in(connection: socket.socket, who: Party) -> Line:
-    """The server's side of a connection, for one that proves itself; ConnectionError for others."""
+    """Does the server's side of the handshake, and returns the connection. Raises ConnectionError
+    if the client does not authenticate itself."""
     greeter = Greeter(who)
     connection.sendall(greeter.hello)
     greeter.feed(connection.recv(greeter.missing, socket.MSG_WAITALL))
@@ -188,7 +192,7 @@ def let_in(connection: socket.socket, who: Party) -> Line:
 
 
 def connect(server: FileServer, secret: bytes = SECRET) -> Line:
-    """A bare connection that has proved the secret."""
+    """Connects to the server as rank 1, and does the handshake."""
     connection = socket.create_connection(server.address, timeout=5)
     me = party(server.address, 1, secret)
     keys = introduce(connection, me, 0, time.monotonic() + 5)
@@ -197,7 +201,10 @@ def connect(server: FileServer, secret: bytes = SECRET) -> Line:
 
 
 def request(file: FileId, **fields: Any) -> bytes:
-    """A request's bytes up to its seal; fields : other values for some of its fields."""
+    """Returns the bytes of a request that come before its seal.
+
+    fields : values of fields that differ from those of a usual request
+    """
     values: dict[str, Any] = {
         "magic": lib.MONARCH_PEER_REQUEST,
         "source": file.source,
@@ -213,8 +220,8 @@ def request(file: FileId, **fields: Any) -> bytes:
 
 
 def read_frame(line: Line) -> tuple[int, int, int]:
-    """(kind, tag, value); EOFError when the connection ends instead. Its seal is looked at, but for
-    a SUM's."""
+    """Receives a frame and returns its kind, tag and value. Checks its seal, except that of a SUM,
+    which also depends on the bytes before it. Raises EOFError if the connection ends."""
     data = b""
     while len(data) < FRAME_BYTES:
         more = line.connection.recv(FRAME_BYTES - len(data))
@@ -228,7 +235,7 @@ def read_frame(line: Line) -> tuple[int, int, int]:
 
 
 def frame(kind: int, value: int, tag: int = 0) -> bytes:
-    """A frame's bytes up to its seal."""
+    """Returns the bytes of a frame that come before its seal."""
     return FRAME.pack(lib.MONARCH_PEER_FRAME, kind, tag, value)
 
 
@@ -237,12 +244,13 @@ def assert_serves(server: FileServer, file: Offer) -> None:
 
 
 def bare(server: FileServer) -> socket.socket:
-    """A connection on which nothing has been said."""
+    """Connects to the server without a handshake."""
     return socket.create_connection(server.address, timeout=5)
 
 
 def ends(connection: socket.socket | Line) -> bool:
-    """Whether the other side ends it, within 5 s; what it still says does not count."""
+    """Discards what the other side sends; returns whether it then ends the connection, before a
+    receive times out."""
     try:
         while connection.recv(1 << 16):
             pass

@@ -1,8 +1,10 @@
-/* The transport under load, for the sanitizers: one program with the server's threads, askers whose
- * every byte is compared, files that come, grow and go, and connections that say anything.
+/* Puts the transport under load, for the sanitizers. One program has a server, threads that request
+ * files and compare every byte, a thread that shares files, lets them grow and withdraws them, and
+ * threads that send damaged requests.
  *
- *     stress_peers traffic SECONDS SEED     prints ranges that came, that did not, and connections
- *     stress_peers later                    files that are not there when they are first asked for
+ *     stress_peers traffic SECONDS SEED     prints the numbers of ranges that arrived, of ranges
+ *                                           that did not, and of accepted connections
+ *     stress_peers later                    requests files that the server cannot open at first
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,7 +34,7 @@ static int stopping; /* atomic */
 static uint64_t came, missed;
 static char *content[FILES];
 static uint64_t size_of[FILES];
-/* Both directions have one: nobody here would mix them up. */
+/* The keys of both directions are zeros: this program does not test that they differ. */
 static const struct monarch_peer_keys keys;
 static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 
@@ -55,7 +57,8 @@ static void pause_us(long us) {
     nanosleep(&t, NULL);
 }
 
-/* Two ends of a connection over loopback: what the kernel does for TCP alone is done too. */
+/* Makes both ends of a TCP connection over loopback. With a socket pair, options that only TCP has
+ * would be untested. */
 static void connect_pair(int end[2]) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n = sizeof at;
@@ -69,7 +72,8 @@ static void connect_pair(int end[2]) {
     close(listener);
 }
 
-/* A connection that the server has taken; -1 when it has enough of them. */
+/* Returns the client's end of a new connection to the server; -1 if the server refuses it, because
+ * it has too many connections. */
 static int connected(void) {
     int end[2];
     connect_pair(end);
@@ -95,7 +99,7 @@ static int descriptor_of(int f) {
     return fd;
 }
 
-/* --- those who share ----------------------------------------------------------------------------
+/* --- the thread that shares files ---------------------------------------------------------------
  */
 
 static uint64_t blocks_of(int f) { return (size_of[f] + BLOCK - 1) / BLOCK; }
@@ -151,14 +155,14 @@ static void *share_files(void *arg) {
     return NULL;
 }
 
-/* --- those who ask ------------------------------------------------------------------------------
+/* --- the threads that request files -------------------------------------------------------------
  */
 
 struct asker {
     pthread_t thread;
     uint64_t state;
     char memory[8][12 * BLOCK];
-    uint64_t told; /* bytes that `arrived` told of */
+    uint64_t told; /* bytes for which `arrived` was called in this fetch */
 };
 
 static void arrived(void *arg, uint64_t which, uint64_t first, uint64_t bytes, uint64_t sum,
@@ -214,7 +218,7 @@ static void *ask_for_files(void *arg) {
     return NULL;
 }
 
-/* Half requests, wrong ones, answers that nobody takes, ends in the middle. */
+/* Sends incomplete and damaged requests, receives no answers, and closes each connection soon. */
 static void *say_anything(void *arg) {
     uint64_t state = (uintptr_t)arg;
     struct monarch_mac *says = monarch_mac_new(keys.mine);
@@ -274,7 +278,7 @@ static int traffic(double seconds, uint64_t seed) {
         pthread_join(asker[i].thread, NULL);
     for (int i = 0; i < HOSTILE; i++)
         pthread_join(hostile[i], NULL);
-    /* The one who shares goes on while the server ends. */
+    /* The thread that shares files still runs while the server stops. */
     monarch_peer_server_stop(table, server);
     pthread_join(sharing, NULL);
     monarch_peer_table_free(table);

@@ -1,4 +1,4 @@
-"""Copies that are being made are forwarded as they grow."""
+"""A server sends the blocks of a copy that is being filled as they become available."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def test_a_fill_that_is_given_up_tells_who_waits(
 def test_no_wake_is_lost_between_looking_and_waiting(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """A block comes at every moment around the request, with nobody to make up for it later."""
+    """A request for a block must be answered even if the block becomes available just when the
+    server begins to wait for it. No later event would wake the request."""
     server, file = server_factory(wait_s=10), offer(b"x" * 100)
     peer = peer_of(server, first_byte_s=3)
     for turn in range(150):

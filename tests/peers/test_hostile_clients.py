@@ -1,4 +1,4 @@
-"""Whoever connects and means no good gets nothing, and keeps nobody else from being served."""
+"""Hostile clients must get no data, and must not keep the server from serving others."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ SMALL = 32 << 10  # MONARCH_PEER_SMALL
 def serving(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> tuple[FileServer, Offer]:
-    """A server that loses its patience soon, with one file."""
+    """Returns a server with short time limits, and a file that it shares."""
     server = server_factory(threads=2, stall_s=STALL_S, idle_s=5)
     return server, offer(CONTENT).share(server)
 
 
-# --- before the proof ----------------------------------------------------------------------------
+# --- clients that do not authenticate themselves -------------------------------------------------
 
 
 def test_another_secret_is_refused(serving: tuple[FileServer, Offer]) -> None:
@@ -94,7 +94,7 @@ def test_without_a_proof_nothing_is_answered_but_the_greeting(
 def test_a_proof_is_worth_nothing_on_another_connection(
     serving: tuple[FileServer, Offer],
 ) -> None:
-    """What one who listened to both sides could say again."""
+    """The server must reject a client's proof that was recorded on another connection."""
     server, _ = serving
     heard: list[bytes] = []
 
@@ -122,7 +122,7 @@ def test_a_proof_is_worth_nothing_on_another_connection(
 
 
 def test_the_servers_own_proof_is_no_clients(serving: tuple[FileServer, Offer]) -> None:
-    """Whatever a server says is said back to it: the roles are part of the proof."""
+    """The server must disconnect a client that sends the server's own message back."""
     server, _ = serving
     with bare(server) as connection:
         hello = connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
@@ -137,7 +137,7 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer,
         started = time.monotonic()
         assert_serves(server, file)
         assert time.monotonic() - started < 0.8
-        # The latest are still being listened to; all are sent away in time.
+        # The latest connections are still open, and are closed when their time limit has passed.
         assert all(ends(connection) for connection in crowd)
         assert time.monotonic() - started < 3
     finally:
@@ -157,7 +157,7 @@ def test_a_proof_that_drips_in_comes_too_late(serving: tuple[FileServer, Offer])
     assert_serves(server, file)
 
 
-# --- after it ------------------------------------------------------------------------------------
+# --- clients that have authenticated themselves --------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,8 @@ def test_half_a_request_is_not_waited_for(serving: tuple[FileServer, Offer]) -> 
 def test_who_takes_nothing_is_left_alone_and_others_are_served(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """More of them than threads, each with an answer that no socket buffer holds."""
+    """Clients that do not receive their answers must not delay others. There are more of them than
+    threads, and each answer is larger than the socket buffers."""
     stall_s = sized(1.2, 2.0)
     server = server_factory(threads=2, stall_s=stall_s)
     large, small = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
@@ -236,13 +237,13 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
 def test_no_more_connections_than_there_may_be(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """A connection that is at work makes no room for another."""
+    """A server with as many connections as allowed, all of them busy, must refuse another one."""
     server = server_factory(connections=3)
     large, file = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
     large.share(server, block=4 << 20)
     held = [connect(server) for _ in range(3)]
     try:
-        for connection in held:  # an answer has begun that no socket buffer holds
+        for connection in held:  # busy, because the answer is larger than the socket buffers
             connection.sendall(connection.request(large.id))
             assert connection.recv(1)
         assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
@@ -291,9 +292,10 @@ def take(line: Line, n: int) -> bytes:
 def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer], known: bool
 ) -> None:
-    """Each goes out in one call, of which the kernel takes any part: a frame's, or the bytes'."""
+    """The server sends a small answer in one call. If the kernel takes only a part, which may end
+    in a frame or in the content, the server must send the rest later."""
     server = server_factory(stall_s=20.0)
-    # Most are so small that a call ends in one's frames.
+    # Most files are so small that a partial call often ends in a frame.
     sizes = [*range(1, 400), 20_001, SMALL, SMALL + 1]
     files = [offer(os.urandom(size), i + 1) for i, size in enumerate(sizes)]
     for file in files:
@@ -302,7 +304,7 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
     with connect(server) as line:
         line.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
         line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
-        # It has stopped: what it holds for us is full.
+        # Wait until the server stops sending, because the socket buffers are full.
         sent = -1
         while sent != (sent := server.counts()["bytes"]):
             time.sleep(0.1)
@@ -318,7 +320,8 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
 
 
 def test_a_flood_of_requests_takes_no_memory(serving: tuple[FileServer, Offer]) -> None:
-    """They stay in the kernel until their turn; the sender is held back."""
+    """Requests that were sent ahead must stay in the kernel until the server handles them, so that
+    the kernel blocks the sender."""
     server, file = serving
     before = psutil.Process().memory_info().rss
     with connect(server) as connection:
@@ -378,7 +381,7 @@ def test_random_requests(
         whole = b"".join(
             part if isinstance(part, bytes) else connection.request(named, **part) for part in said
         )
-        # The server may have ended it by now.
+        # The server may have closed the connection by now.
         with suppress(OSError):
             connection.sendall(whole[: len(whole) - cut] if cut else whole)
             connection.shutdown(socket.SHUT_WR)

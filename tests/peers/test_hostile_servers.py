@@ -1,4 +1,4 @@
-"""Whatever a peer answers, who asked has a status within the bounds, and no byte that is wrong."""
+"""Whatever a server answers, a fetch must end in time with a status, and accept no wrong byte."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ FIRST, SECOND = CONTENT[:BLOCK], CONTENT[BLOCK:]
 LIMIT_S = 0.25
 FORGED = PeerStatus.FORGED
 
-# What a server says: bytes as they are, or what it seals in its turn.
+# A part of an answer: bytes, or a function that makes the bytes with the next seals of the line.
 Part = bytes | Callable[[Line], bytes]
 
 
 class Script:
-    """Listens, lets one client after the other in, and gives each connection to `play`."""
+    """A server that authenticates one client after the other, and passes each connection to
+    `play`."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -49,7 +50,7 @@ class Script:
     def _run(self) -> None:
         while not self._is_over:
             connection, _ = self.listener.accept()
-            # A client that has had enough ends it.
+            # The client may close the connection early.
             with connection, suppress(OSError):
                 connection.settimeout(5)
                 self.play(let_in(connection, party(self.address)))
@@ -74,13 +75,15 @@ def script() -> Iterator[Script]:
 
 
 def says(*parts: Part, then: float = 0) -> Callable[[Line], None]:
-    """Answers with these parts, after the request, and ends after `then` seconds."""
+    """Returns a function for `play`, which receives a request, sends these parts, and ends.
+
+    then : before it ends, it waits this long for the client to close the connection [s]
+    """
 
     def play(connection: Line) -> None:
         connection.recv(4096)
         said = [part if isinstance(part, bytes) else part(connection) for part in parts]
         connection.sendall(b"".join(said))
-        # Until the client ends it, or for so long.
         connection.settimeout(then or 5)
         if then:
             connection.recv(1)
@@ -109,13 +112,15 @@ def test_a_right_answer_from_the_script(script: Script) -> None:
 
 
 def flipped(part: bytes, at: int = 1000) -> bytes:
-    """With another bit at that place, from the end if it is negative."""
+    """Returns `part` with a flipped bit in the byte at `at`; a negative `at` counts from the
+    end."""
     at %= len(part)
     return part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
 
 
 def forged_content(line: Line) -> bytes:
-    """Other bytes with their right XXH3, in the frames of the true ones."""
+    """Returns changed bytes with the right XXH3-64 in their SUM frame, but with the seal of the
+    original SUM frame."""
     data, forged = line.frame(DATA, BLOCK), flipped(FIRST)
     seal = line.frame(SUM, xxh3(FIRST), 0, FIRST)[-SEAL_BYTES:]
     return data + forged + offers.frame(SUM, xxh3(forged)) + seal
@@ -127,7 +132,7 @@ def swapped(line: Line) -> bytes:
 
 
 def cut_out(line: Line) -> bytes:
-    """The second block in the first one's place."""
+    """Returns the second block only, as if somebody had removed the first."""
     line.right(FIRST)
     return line.right(SECOND)
 
@@ -138,7 +143,7 @@ def again(line: Line) -> bytes:
 
 
 def reflected(line: Line) -> bytes:
-    """With the key of what the client says."""
+    """Returns a frame that is sealed with the client's key, not with the server's."""
     return line.hears.seal(offers.frame(END, PeerStatus.UNKNOWN_FILE))
 
 
@@ -234,9 +239,10 @@ def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
     script.play = play
     started = time.monotonic()
     assert fetch(script.peer(), FILE)[0] == PeerStatus.TIMEOUT
-    # With frames: for the whole answer, what the slowest peer may take for it (client.c).
+    # Against frames, only the limit for the whole answer helps, which allows a peer that sends 128
+    # KiB/s (client.c).
     limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
-    assert time.monotonic() - started < limit + 10  # of the 1,000 s that all bytes take
+    assert time.monotonic() - started < limit + 10  # all bytes would take more than 1,000 s
 
 
 def test_a_server_that_cannot_prove_itself_is_refused() -> None:
@@ -301,7 +307,7 @@ PIECES = st.one_of(
 def test_random_answers(script: Script, parts: list[Part]) -> None:
     script.play = says(*parts)
     status, part = fetch(script.peer(), FILE)
-    # Sums are right only where the bytes are those that were sent; nothing else counts.
+    # Only the two right blocks have right sums, so no other bytes may be accepted.
     blocks = {RIGHT_FIRST: FIRST, RIGHT_SECOND: SECOND}
     sent = b"".join(blocks.get(p, b"") for p in parts if not isinstance(p, bytes))
     assert sent.startswith(part)

@@ -1,5 +1,5 @@
-"""Somebody on the way between two nodes, who sees and changes what they say: nothing of it is taken
-for the other's, and nothing that was said can be said again."""
+"""Somebody between two nodes sees and changes what they send. Neither node may accept a changed
+message, or one that is repeated on another connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 CONTENT = os.urandom(2 * BLOCK + 17)
 WORDS = b"status"
-# What an honest fetch of the file takes, each way; three blocks, each DATA and SUM, and END.
+# The bytes that a fetch of the file sends in each direction. The answer has three blocks, each with
+# a DATA and a SUM frame, and an END frame.
 ASKED = ANSWER_BYTES + 80
 ANSWERED = HELLO_BYTES + REPLY_BYTES + 7 * FRAME_BYTES + len(CONTENT)
 LIMIT_S = 0.25
@@ -33,7 +34,7 @@ def as_it_is(data: bytes, _: int) -> bytes:
 
 
 def flip(at: int) -> Change:
-    """Another bit in the byte at this place of what one side says."""
+    """Returns a change that flips a bit in byte `at` of all bytes that one side sends."""
 
     def change(data: bytes, begins: int) -> bytes:
         place = at - begins
@@ -45,12 +46,12 @@ def flip(at: int) -> Change:
 
 
 def cut(size: int) -> Change:
-    """Only so many bytes of what one side says."""
+    """Returns a change that keeps only the first `size` bytes that one side sends."""
     return lambda data, begins: data[: max(0, size - begins)]
 
 
 class Between:
-    """Passes on what both sides say, one connection after the other, changed."""
+    """A relay that changes what both sides send. It handles one connection after the other."""
 
     def __init__(self) -> None:
         self.listener = listen("127.0.0.1")
@@ -58,7 +59,7 @@ class Between:
         self.to: tuple[str, int] = NOWHERE
         self.asks: Change = as_it_is
         self.answers: Change = as_it_is
-        self.heard = [b"", b""]  # of the last connection: asked, answered
+        self.heard = [b"", b""]  # what client and server sent on the last connection
         self._thread = threading.Thread(target=self._run)
         self._is_over = False
         self._thread.start()
@@ -69,7 +70,7 @@ class Between:
             with client:
                 if self._is_over:
                     return
-                # One after the other, so that it ends with its connections.
+                # This thread handles each connection to its end, so `close` waits for all of them.
                 with suppress(OSError), socket.create_connection(self.to) as server:
                     self._pass_on(client, server)
 
@@ -99,7 +100,8 @@ class Between:
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[tuple[Between, Offer]]:
-    """On the way to a server, whose address all take to be this one."""
+    """Yields a relay to a server, and a file of the server. All nodes take the relay's address for
+    the server's."""
     made = Between()
     server = FileServer(party(made.address), listen("127.0.0.1"), status=lambda: WORDS)
     made.to = server.address
@@ -167,7 +169,8 @@ def test_what_was_said_once_is_worth_nothing(between: tuple[Between, Offer]) -> 
 def test_who_has_another_address_is_not_the_one_that_is_meant(
     between: tuple[Between, Offer],
 ) -> None:
-    """Of the same rank and secret: as if it had been brought up with another list of nodes."""
+    """A server must refuse a client that knows another address for the server's rank, although both
+    have the same secret. This happens if the nodes were started with different lists of nodes."""
     way, file = between
     peer = peer_at(way.to)
     assert fetch(peer, file.id) == (PeerStatus.REFUSED, b"")
@@ -180,7 +183,8 @@ def test_nobody_speaks_for_another_rank(between: tuple[Between, Offer]) -> None:
     addresses = (way.address, NOWHERE, way.address)
     with pytest.raises(Unreachable) as caught:
         ask(Party(party(NOWHERE).secret, 1, addresses), 2, 2.0, Purpose.STATUS)
-    # A server that knows of no rank 2 says nothing; who knows, see tests/nodes/test_impostor.py.
+    # This server knows no rank 2, so it sends no reply. In tests/nodes/test_impostor.py, the server
+    # knows the rank.
     assert caught.value.status == PeerStatus.REFUSED
 
 

@@ -1,4 +1,4 @@
-"""What authenticates frames and content is GMAC."""
+"""GMAC authenticates frames and content."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from peers.offers import Seals
 
 from monarch_py.native import ffi, lib
 
-# Test case 1 of McGrew and Viega, "The Galois/Counter Mode of Operation": nothing, under zeros.
+# Test case 1 of McGrew and Viega, "The Galois/Counter Mode of Operation": the MAC of no bytes, with
+# a key and a nonce of zeros.
 KNOWN = bytes.fromhex("58e2fccefa7e3061367f1d57a4e7455a")
 
 
@@ -23,7 +24,7 @@ def test_every_number_has_its_own_seal() -> None:
 
 
 def test_a_digest_is_no_seal_of_its_own() -> None:
-    """It comes behind the frame's bytes: with it, without it, with another."""
+    """The seal of a frame must differ without a digest, with a digest, and with another digest."""
     digest = bytes(range(16))
     said = {Seals(bytes(16)).seal(b"frame", vouched)[5:] for vouched in (b"", digest, digest[::-1])}
     assert len(said) == 3

@@ -1,4 +1,4 @@
-"""What the daemons of one session are told of each other."""
+"""The description of the cluster that each of its daemons gets, and the cluster's name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ def test_its_name_is_one_for_all_nodes_and_another_for_every_other_secret() -> N
 
 
 def test_its_name_tells_nothing_of_the_secret() -> None:
-    """Of none of its bytes: everybody may see the name."""
+    """The name, which everybody may see, must not contain any three bytes of the secret."""
     name, told = CLUSTER.name, SECRET.hex()
     assert not any(told[at : at + 6] in name for at in range(len(told) - 5))
     assert not any(SECRET[at : at + 3] in bytes.fromhex(name) for at in range(len(SECRET) - 2))
 
 
 def test_no_part_of_its_name_depends_on_a_part_of_the_secret() -> None:
-    """Else the name would tell something of that part, however it is encoded."""
+    """A change of any bit of the secret must change at least half of the name's digits. Otherwise a
+    part of the name would reveal something about a part of the secret."""
     for bit in range(8 * len(SECRET)):
         other = int.from_bytes(SECRET, "big") ^ 1 << bit
         name = replace(CLUSTER, secret=other.to_bytes(len(SECRET), "big")).name
         same = sum(a == b for a, b in zip(name, CLUSTER.name, strict=True))
-        assert same <= len(name) / 2  # by chance one digit of sixteen
+        assert same <= len(name) / 2  # by chance, one digit in sixteen stays the same
 
 
 def test_what_is_told_comes_back() -> None:

@@ -1,4 +1,4 @@
-"""Over a link between two nodes, which are network namespaces."""
+"""Fetches over a link between two nodes. The nodes are network namespaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def enter(namespace: str) -> None:
-    """Moves the calling thread, and what sockets it makes, to another node."""
+    """Moves the calling thread to a node, so that its new sockets belong to this node."""
     fd = os.open(namespace, os.O_RDONLY)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def on(nodes: Nodes) -> Iterator[list[ThreadPoolExecutor]]:
-    """A thread on each node."""
+    """Yields an executor with one thread for each node; the thread runs on the node."""
     pools = [ThreadPoolExecutor(1, initializer=enter, initargs=(nodes.path(i),)) for i in range(2)]
     yield pools
     for pool in pools:
@@ -61,20 +61,20 @@ def test_a_link_that_is_cut_and_mended(
             PeerStatus.OK,
             CONTENT[: 2 * MIB],
         )
-        # A second of the link.
+        # Over this link, the whole file takes a second.
         asked = on[1].submit(fetch, peer, file.id)
         sent = server.counts()["bytes"]
-        # What the socket still holds is counted as well, and that may be 8 MiB.
+        # The count includes up to 8 MiB that are still in the server's socket.
         wait_until(lambda: server.counts()["bytes"] > sent + 16 * MIB)
         nodes.set_link(1, up=False)
         cut = time.monotonic()
         status, part = asked.result()
-        assert time.monotonic() - cut < 10  # the kernel tries for minutes
+        assert time.monotonic() - cut < 10  # TCP itself would retry for minutes
         assert status == PeerStatus.TIMEOUT
         assert CONTENT.startswith(part)
         assert MIB <= len(part) < len(CONTENT)
         assert not peer.is_usable
-        # The server does not keep what it cannot be told of.
+        # The server must close the connection, although no packet tells it that the client has.
         wait_until(lambda: server.counts()["connections"] == 0)
         nodes.set_link(1, up=True)
         wait_until(lambda: peer.is_usable)

@@ -1,4 +1,4 @@
-"""When a peer is asked, and when it is left alone."""
+"""When a peer is contacted, and when it is left alone after a failure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ FILE = FileId(0, 1, 10, 1)
 
 
 class Scripted:
-    """A transport whose links give what `answers` says next: a status, or an Unreachable.
+    """A transport with scripted outcomes. Its links are real ones (csrc/peers/client.c) over socket
+    pairs. At the other end of each link, a thread answers the requests, which come in pairs.
 
-    Each link is C's own, over a pair of sockets; at the other end a thread answers each pair of
-    requests. meanwhile : called once, in the middle of the next answer.
+    answers : the next outcomes in order. Each is the status of a pair of requests, or an
+        Unreachable that the next `connect` raises
+    meanwhile : called once, after the next pair of requests has come and before it is answered
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class Scripted:
         with connection, contextlib.suppress(ConnectionError):
             while requests := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
                 if struct.unpack_from("<Q", requests, 48)[0] == 1:
-                    return  # one has to look at what was wrong
+                    return  # the client asks for one byte to have a wrong block checked
                 requests += connection.recv(REQUEST_BYTES, socket.MSG_WAITALL)
                 if meanwhile := self.meanwhile:
                     self.meanwhile = None
@@ -64,7 +66,7 @@ class Scripted:
                 tags = [
                     struct.unpack_from("<Q", requests, at * REQUEST_BYTES + 8)[0] for at in (0, 1)
                 ]
-                if status != PeerStatus.TIMEOUT:  # which is silence
+                if status != PeerStatus.TIMEOUT:  # for a TIMEOUT, no answer is sent
                     connection.sendall(b"".join(self._frames(line, status, tag) for tag in tags))
 
     @staticmethod
@@ -81,14 +83,15 @@ class Scripted:
         return data + line.frame(lib.MONARCH_PEER_END, status, tag)
 
     def all_closed(self) -> bool:
-        """Whether no link is open any more."""
+        """Returns whether all links are closed, after a wait of at most 5 s for each."""
         for thread in self._threads:
             thread.join(5)
         return not any(thread.is_alive() for thread in self._threads)
 
 
 def ask(peer: Peer) -> PeerStatus:
-    """What came of two requests: what the first says, which the second says too, or CUT."""
+    """Sends two requests and returns the status of the first. The second must have the same status
+    or CUT."""
     room = np.zeros(2 * FILE.size, dtype=np.uint8)
     gets = new_gets([FILE, FILE])
     gets["memory"] = [room.ctypes.data, room.ctypes.data + FILE.size]
@@ -144,7 +147,7 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
         before = script.connects
         script.now += min(expected, LONGEST_PAUSE_S) - 0.001
         assert not peer.is_usable
-        assert ask(peer) == peer.last_failure != PeerStatus.OK  # at once, and nobody is asked
+        assert ask(peer) == peer.last_failure != PeerStatus.OK  # at once, without a link
         assert script.connects == before
         script.now += 0.001
         assert peer.is_usable
@@ -160,8 +163,8 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
 
 
 def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> None:
-    """Two were under way when the peer hung, and one of them had the more patience: by the time
-    that it fails the pause is over."""
+    """If two fetches are under way when the peer fails, they must cause only one pause, even if the
+    second fetch fails after the pause of the first is over."""
     peer, script = made
 
     def fails_and_waits() -> None:
@@ -173,7 +176,7 @@ def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> No
     script.answers, script.meanwhile = [PeerStatus.TIMEOUT], fails_and_waits
     assert ask(peer) == PeerStatus.TIMEOUT
     assert peer.is_usable
-    # A failure of its own does count: the second.
+    # A fetch that begins later and fails counts as a second failure, so its pause is longer.
     script.answers = [PeerStatus.TIMEOUT]
     assert ask(peer) == PeerStatus.TIMEOUT
     script.now += 2 * FIRST_PAUSE_S - 0.001
@@ -243,8 +246,8 @@ def test_a_secret_is_long_and_new() -> None:
 def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
     made: tuple[Peer, Scripted],
 ) -> None:
-    """One thread fails while another one's fetch goes on and succeeds: whoever asks in the pause
-    gets the failure, never OK without a byte."""
+    """One thread's fetch fails, which begins a pause, and another thread's fetch then succeeds. A
+    fetch during the pause must get the failure, and never OK without a byte."""
     peer, script = made
     failed: list[PeerStatus] = []
 
@@ -257,7 +260,7 @@ def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
     assert failed == [PeerStatus.WRONG_BYTES]
     assert not peer.is_usable
     script.answers = []
-    # The link of the one that succeeded still works: who finds it idle uses it.
+    # The link of the successful fetch still works and is idle, so the next fetch uses it.
     script.answers = [PeerStatus.TIMEOUT]
     assert ask(peer) == PeerStatus.TIMEOUT
     assert ask(peer) == PeerStatus.TIMEOUT

@@ -1,4 +1,4 @@
-"""A peer's process that is killed, stopped, or comes back with nothing."""
+"""Fetches from a peer whose process is killed, stopped, or restarted without its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LI
 SIZE, SEED = sized(16, 48) << 20, 3
 FILE = FileId(source=1, path_hash=1 << 40 | 7, size=SIZE, mtime_ns=5)
 SMALL = replace(FILE, size=64 << 10)
-# The issue's own bound of a wait; what the bounds of a link add up to [s].
+# The longest that a reader may wait for a peer [s]. The limits of a link must add up to less.
 WAIT_LIMIT_S = 2.0
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -40,7 +40,8 @@ def port_of(process: subprocess.Popen[str]) -> int:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts holders that end with the test: start(port=0, size=SIZE)."""
+    """Yields a function that runs holder.py: start(port=0, size=SIZE). The processes end with the
+    test."""
     with ExitStack() as stack:
 
         def make(port: int = 0, size: int = SIZE) -> subprocess.Popen[str]:
@@ -63,8 +64,9 @@ def start() -> Iterator[Start]:
 def interrupted(
     peer: Peer, process: subprocess.Popen[str], number: int
 ) -> tuple[PeerStatus, bytes, float]:
-    """Fetches the file again and again until the signal comes; the last status and what counts,
-    and the seconds since the signal."""
+    """Fetches the file again and again, and sends the signal `number` to the process meanwhile.
+    When a fetch fails, returns its status, the bytes that were accepted, and the time since the
+    signal [s]."""
     sent: list[float] = []
 
     def send() -> None:
@@ -91,7 +93,7 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
     port = port_of(first)
     peer = peer_at(("127.0.0.1", port))
     status, part, seconds = interrupted(peer, first, signal.SIGKILL)
-    # REFUSED: it had just greeted a new link.
+    # REFUSED: the process was killed during the handshake of a new link.
     assert status in (PeerStatus.CUT, PeerStatus.REFUSED)
     assert expected.startswith(part)
     assert seconds < WAIT_LIMIT_S
@@ -105,8 +107,8 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
 
 
 def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
-    """What threads get that ask for a small file at the same time, which takes no turns, and after
-    how long [s]."""
+    """Fetches a small file in several threads at the same time. Returns the status of each fetch,
+    and how long it took [s]. A small file needs no turn (csrc/peers/peer.c)."""
     together = threading.Barrier(threads)
 
     def ask() -> tuple[PeerStatus, float]:
@@ -119,7 +121,7 @@ def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
 
 
 def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hanging:  # connects, and never greets
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # it sends no greeting
         peer = peer_at(hanging.getsockname()[:2])
         assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")
         peer._again_at = 0  # its pause is over
@@ -130,7 +132,7 @@ def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
         assert waited[-2] < 0.9 * CONNECT_LIMIT_S
         hanging.settimeout(0)
         with ExitStack() as stack:
-            for _ in range(2):  # the first fetch, and one of the eight
+            for _ in range(2):  # links of the first fetch, and of one of the eight
                 stack.enter_context(hanging.accept()[0])
             with pytest.raises(BlockingIOError):
                 hanging.accept()
@@ -155,7 +157,7 @@ def test_a_peer_that_is_stopped_is_waited_for_within_the_bound(start: Start) -> 
     assert status == PeerStatus.TIMEOUT
     assert expected.startswith(part)
     assert seconds < WAIT_LIMIT_S
-    # The kernel still takes connections for it; nobody greets.
+    # The kernel still accepts connections for the stopped process, but no greeting comes.
     peer._again_at = 0
     started = time.monotonic()
     assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")

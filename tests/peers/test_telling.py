@@ -1,4 +1,4 @@
-"""What one daemon asks another besides files."""
+"""Queries that one daemon sends to another, apart from requests for files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    assert server.counts()["accepted"] == 0  # C has nothing to do with it
+    assert server.counts()["accepted"] == 0  # C gets no connection for this
 
 
 def test_more_than_an_answer_has_is_not_listened_to(
@@ -67,7 +67,7 @@ def test_a_purpose_that_is_not_known_closes(
 ) -> None:
     server = server_factory()
     file = offer(b"content").share(server)
-    later: Any = SimpleNamespace(value=b"?")  # of a later version
+    later: Any = SimpleNamespace(value=b"?")  # like a purpose that a later version adds
     with bare(server) as connection:
         introduce(connection, party(server.address, 1), 0, time.monotonic() + 5, later)
         assert ends(connection)
@@ -117,7 +117,7 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # One more is sent away; the others are told when the time has come.
+        # One more client is disconnected; the others get their answer when it is ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

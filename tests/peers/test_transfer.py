@@ -1,4 +1,4 @@
-"""What comes is what was asked for, or the reason why not."""
+"""A fetch gives the requested bytes, or a status that says why not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ CONTENT = os.urandom(5 * BLOCK + 1234)
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Peer, dict[str, FileId]]]:
-    """One server for what changes nothing at it."""
+    """Yields a peer, and its two files, one of which has known sums. The tests that share this
+    server do not change its files."""
     with PeerServerContext() as server, Offer(CONTENT, 1) as known, Offer(CONTENT, 2) as unknown:
         known.share(server)
         unknown.share(server, known=False)

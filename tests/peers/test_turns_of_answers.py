@@ -1,5 +1,5 @@
-"""Few large answers at a time, two to a link: whoever comes then waits for its turn, but not for
-long."""
+"""Only a few large answers are requested of a peer at a time, two of them on each link. Further
+requests wait for a turn, but not for long."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LARGE, SMALL = FileId(0, 1, 1 << 20, 1), FileId(0, 2, (1 << 20) - 1, 1)
 
 
 class Silent:
-    """A transport whose other ends read requests, and say nothing until they are told to."""
+    """A transport whose other ends read requests, and send no answers. The tests send answers."""
 
     def __init__(self) -> None:
-        # (file's hash, when it came, its connection and tag), in the order in which they come
+        # For each request, in order of arrival: path hash, time of arrival [s], connection, tag.
         self.requests: queue.Queue[tuple[int, float, Line, int]] = queue.Queue()
         self._is_over = False
         self._threads: list[threading.Thread] = []
@@ -53,13 +53,13 @@ class Silent:
         self._threads[-1].start()
 
     def ask(self, peer: Peer, file: FileId) -> float:
-        """In a thread of its own; when that was."""
+        """Fetches the file in a new thread; returns the time just before that [s]."""
         began = time.monotonic()
         self.ask_for(peer, file)
         return began
 
     def ask_for(self, peer: Peer, file: FileId) -> queue.Queue[PeerStatus]:
-        """In a thread of its own; what comes of it."""
+        """Fetches the file in a new thread; returns a queue that gets the status."""
         result: queue.Queue[PeerStatus] = queue.Queue()
 
         def fetch() -> None:
@@ -165,7 +165,7 @@ def test_who_waits_behind_one_whose_link_breaks_is_told(made: tuple[Peer, Silent
     assert ends[0] is ends[1]
     ends[0].shutdown(socket.SHUT_RDWR)
     assert results[0].get(timeout=LIMIT_S) == PeerStatus.CUT
-    # It asks over another link, if it is not known by then that the peer is to be left alone.
+    # The second fetch asks over another link, unless the peer's pause has begun by then.
     wait_until(lambda: not results[1].empty() or not silent.requests.empty())
     status = PeerStatus.CUT
     if not silent.requests.empty():
