@@ -1,5 +1,6 @@
-/* Preloaded before the library, it makes of it a broken one: the fault that FAULT names, on files
- * below FAULT_BELOW alone, so that the interpreter that runs the tests stays whole. */
+/* Preloaded before the library, to simulate a broken one. The variable FAULT names the one fault
+ * that is active. It affects only relative paths and files below FAULT_BELOW, so that the Python
+ * interpreter itself keeps working. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -29,7 +30,8 @@ static int below(const char *path) {
     return root && strncmp(path, root, strlen(root)) == 0;
 }
 
-/* A relative path is one of the programs', which work below there. */
+/* Whether the fault affects a path. Every relative path is affected: the tested program uses it in
+ * its working directory, which lies below FAULT_BELOW. */
 static int ours(const char *path) { return path && (path[0] != '/' || below(path)); }
 
 static int is_ours(int fd) {
@@ -88,7 +90,8 @@ TWIN(open64, open)
 
 /* --- offsets ------------------------------------------------------------------------------- */
 
-/* A duplicate with a file description, and so a position, of its own. */
+/* If the fault is active, replaces `fresh`, a duplicate of `fd`, by a descriptor with an open file
+ * description of its own, and so with an offset of its own. Returns `fresh`. */
 static int apart(int fd, int fresh) {
     char link[64];
     if (fresh < 0 || !is("duplicates have their own offsets") || !is_ours(fd))

@@ -1,7 +1,9 @@
-"""Where foreign programs run: a directory that a daemon serves, with fills going on in it, and its
-twin that nobody serves. A run without the library in the twin says what the other has to give.
+"""Two directories in which other projects' programs run: a source that a daemon serves and fills,
+and a directory outside every source. A run without the library in the second one shows what a run
+under the library in the first one must give.
 
-The two have names of one length, so that no limit of a path or a line tells them apart.
+The paths of the two directories are equally long, so that a limit on the length of a path or a line
+affects both runs alike.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ from support.session import MIB, Session, wait_until
 
 Run = subprocess.CompletedProcess[str]
 RUN_LIMIT_S = 900.0
-# The source gives so much a second: 32 files, of which each takes its turn quickly.
+# Ballast: files of BALLAST_FILE bytes that keep the daemon busy. The bandwidth of the source is
+# limited to BALLAST_RATE [per second], so the daemon fills 32 of these files per second.
 BALLAST_RATE = "2MiB"
 BALLAST_FILE = 64 << 10
-# Of a program's own, so that neither the user's set-up nor a locale decides what it says.
+# Environment variables of every program, so that its output does not depend on the user's locale
+# and time zone, and Python writes no bytecode files.
 SETTINGS = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Ground:
-    """Two directories, each as `plant` makes it; one is a source.
+    """Two directories, `without` and `source`, each with the content that `plant` makes. Only
+    `source` is a source of the session.
 
-    settings : of the configuration. Every file is filled as soon as the daemon finds it, unless
-    they say otherwise.
+    quota : of the tier [bytes]
+    settings : keys of the configuration. By default, `prefetch` is `eager`: the daemon fills every
+        file as soon as it has found it
     """
 
     def __init__(
@@ -79,12 +85,13 @@ class Ground:
     # --- copies ---------------------------------------------------------------------------------
 
     def files(self) -> dict[str, Any]:
-        """What the daemon says of the source."""
+        """Returns the daemon's status of the source, with the number of files in each state."""
         found: dict[str, Any] = self.session.status()["sources"][0]
         return found
 
     def wait_copies(self) -> None:
-        """Until every file of the source has its copy; none is left to the source."""
+        """Waits until every file of the source has a copy. Fails if a file is left to the
+        source."""
         self.session.wait_scanned()
         try:
             wait_until(lambda: self.files()["present"] == self.files()["files"], what="all copies")
@@ -92,8 +99,9 @@ class Ground:
             raise AssertionError(f"{error}: {self.files()}") from None
 
     def load(self, files: int) -> None:
-        """Makes a copy of everything, and then gives a new daemon, which keeps these copies, so
-        many files more to be at work with: for `files` / 32 seconds."""
+        """Waits until every file has a copy, then restarts the daemon with `files` additional
+        files. The new daemon keeps the copies, and fills the additional files for `files` / 32
+        seconds."""
         if (self.source / "ballast").exists():
             self.unload()
         self.wait_copies()
@@ -109,7 +117,8 @@ class Ground:
         self.session.wait_scanned()
 
     def unload(self) -> None:
-        """A daemon without limits again, which has nothing left to do."""
+        """Removes the additional files, and restarts the daemon without a bandwidth limit. Waits
+        until the daemon has nothing left to fill."""
         self.session.stop()
         shutil.rmtree(self.source / "ballast", ignore_errors=True)
         self.session = self._session()
@@ -117,8 +126,9 @@ class Ground:
         self.wait_copies()
 
     def restage(self) -> None:
-        """A new daemon, for which what was written so far is what it finds: it makes copies of it
-        all. (A file that is written under a daemon is left to the source while that one lives.)"""
+        """Restarts the daemon, and waits until it has made copies of all files. A restart is
+        necessary because a daemon leaves files that were written during its lifetime to the
+        source."""
         self.session.stop()
         self.session.start()
         self.wait_copies()
@@ -127,7 +137,7 @@ class Ground:
         return bool(self.files()["wanted"] + self.files()["filling"] + self.files()["absent"])
 
     def hits(self) -> int:
-        """Opens that were answered by a copy so far."""
+        """Returns how many opens have been served from a copy so far."""
         return int(self.session.totals()["hits"])
 
     # --- programs -------------------------------------------------------------------------------
@@ -153,8 +163,9 @@ class Ground:
         timeout: float = RUN_LIMIT_S,
         **more: str,
     ) -> Run:
-        """Runs a program in the twin, or under the library in the source; `root` chooses either for
-        both. `more` is added to its environment, which has the directory as ROOT."""
+        """Runs a program in the directory `work` of `root`: under the library if `library` is true.
+        By default, `root` is the source for runs under the library, otherwise the other directory.
+        The environment gets `root` as ROOT, and `more`."""
         root = root or self.root(library)
         return subprocess.run(
             [str(word) for word in argv],
@@ -172,7 +183,7 @@ class Ground:
         return self.run(["bash", "-e", "-o", "pipefail", "-c", script], library=library, **more)
 
     def sweep(self, library: bool) -> None:
-        """Takes away what programs left in their working directory."""
+        """Empties the directories in which programs may have left files."""
         for name in ("work", "tmp", "home"):
             place = self.root(library) / name
             shutil.rmtree(place)
@@ -180,15 +191,18 @@ class Ground:
 
 
 def said(run: Run, root: Path) -> str:
-    """What a program said and how it ended, with its directory called ROOT."""
+    """Returns the output, the errors and the exit status of a program, with ROOT in place of the
+    path of its directory."""
     text = f"{run.stdout}--- errors\n{run.stderr}--- status {run.returncode}\n"
     return text.replace(str(root), "ROOT")
 
 
 def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict[str, str]:
-    """Every name `below` root: its kind, mode, links, size and bytes, seen without the library.
+    """Describes every file and directory in the directory `below` of `root`: relative path -> kind,
+    mode, number of links, size and digest. The test process reads them, without the library.
 
-    leave_out : ends of paths of files whose bytes hold inode numbers or times.
+    leave_out : files whose paths end with one of these are described without size and digest,
+        because they contain inode numbers or times
     """
     found, place = {}, str(root).encode()
     for folder, folders, names in os.walk(root / below):

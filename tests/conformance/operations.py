@@ -1,13 +1,15 @@
-"""Random operations on the files below a directory; a line on standard output says what each gave.
+"""Performs random operations on the files in ROOT/work, and prints one line with the result of
+each.
 
     python -m conformance.operations ROOT SEED COUNT PAUSES
 
-What is done depends on the seed and on what was answered before, so that two runs over equal trees
-say the same, line by line. PAUSES times in between it writes "pause" and waits for a line.
+The operations depend on the seed and on earlier results, so two runs on equal trees print the same
+lines. PAUSES times during the run, the program prints "pause" and waits for a line on its standard
+input.
 
-It keeps away from what docs/transparency.md calls known differences: times of access and of
-attributes, fstatvfs, locks, holes of copies, and descriptors of a copy whose file is changed after
-they were opened: those are closed before the change.
+The program avoids the known differences that docs/transparency.md lists: access and change times
+(atime, ctime), fstatvfs, locks, and holes of copies. It also closes a descriptor of a copy before
+it changes the file: the descriptor would still show the old version.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ SHOWN = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_DIREC
 
 
 class Operations(Tree):
-    """Each method with a name of its own is an operation; what it returns is written."""
+    """The operations. Each method do_NAME performs the operation NAME and returns its result."""
 
     # --- opening, descriptors -------------------------------------------------------------------
 
@@ -68,7 +70,7 @@ class Operations(Tree):
             fd = os.dup2(slot.fd, 40 + self.random.randrange(3), inheritable=False)
         else:
             fd = fcntl.fcntl(slot.fd, getattr(fcntl, how), 3)
-        # dup2 may have closed a number that another slot has.
+        # dup2 may have replaced the descriptor of another slot.
         for number in [n for n, other in self.slots.items() if other.fd == fd]:
             del self.slots[number]
         self.keep(slot._replace(fd=fd))
@@ -76,7 +78,8 @@ class Operations(Tree):
         return [fd, fcntl.fcntl(fd, fcntl.F_GETFD), os.lseek(slot.fd, 0, os.SEEK_CUR)]
 
     def do_fork(self) -> Any:
-        """A child moves the offset that it shares with us."""
+        """A forked child reads from a descriptor. This moves the offset that parent and child
+        share."""
         fd, size = self.fd(), self.size()
         here, there = os.pipe()
         child = os.fork()
@@ -129,7 +132,7 @@ class Operations(Tree):
     def do_seek_data(self) -> Any:
         fd, whence = self.fd(), self.choose(os.SEEK_DATA, os.SEEK_HOLE)
         at = self.at(fd)
-        # A copy of a file with holes has none.
+        # Once there are files with holes, two runs may give different answers.
         return "left out" if self.has_holes else os.lseek(fd, at, whence)
 
     def do_read_whole(self) -> Any:
@@ -325,7 +328,8 @@ class Operations(Tree):
                 os.close(slot.fd)
 
 
-# What changes nothing is done more often: in the end every file is changed.
+# Operations that change files or names. `weight` makes them rare, because a changed file is no
+# longer read from its copy: with many changes, soon no copy would be read.
 CHANGES = {
     *("write", "pwrite", "truncate", "allocate", "write_map", "append", "copy_file", "sendfile"),
     *("copy_range", "rename", "rename_directory", "unlink", "link", "symlink", "mkdir", "rmdir"),

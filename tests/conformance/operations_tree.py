@@ -1,4 +1,5 @@
-"""The tree that operations.py works on: what it chooses there, and how it writes what it sees."""
+"""The tree of files on which operations.py works: its content, the random choices of files and
+arguments, and the notation of results."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The time that `plant` gives the files; one much later is of the run.
+# The timestamp that `plant` gives all files [s since 1970]. A much later one is from the run.
 OLD = 1_400_000_000
 SIZES = (0, 1, 777, 4095, 4096, 65_536, 70_001, 300_000, 1_500_000, 1 << 20)
 FOLDERS = ("d0", "d1", "d0/deep")
@@ -22,7 +23,8 @@ Way = dict[str, Any]
 
 
 def plant(root: Path) -> None:
-    """Files of all sizes in nested directories, a hard link, links and extended attributes."""
+    """Makes files of several sizes in nested directories, a hard link, symbolic links and extended
+    attributes."""
     noise, work = random.Random(1), root / "work"
     for folder in FOLDERS:
         (work / folder).mkdir(parents=True)
@@ -54,7 +56,11 @@ def identity(st: os.stat_result) -> Identity:
 
 
 class Slot(NamedTuple):
-    """An open descriptor. clean : it may be one of a copy."""
+    """An open descriptor.
+
+    clean : whether it may be a descriptor of a copy
+    writes : whether it was opened for writing
+    """
 
     fd: int
     clean: bool
@@ -62,7 +68,8 @@ class Slot(NamedTuple):
 
 
 class Tree:
-    """The files, and what of them is open. What a choice was stands in `said`."""
+    """The files, and the descriptors and mappings that the program has of them. `said` holds the
+    random choices of the current operation."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.work = root / "work"
@@ -71,8 +78,8 @@ class Tree:
         self.slots: dict[int, Slot] = {}
         self.maps: dict[int, tuple[mmap.mmap, Identity]] = {}
         self.folder = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY)
-        # Files that surely are read from the source from now on, exactly as without the library: a
-        # change that failed may leave the copy, and only what was written is never one again.
+        # Files that were changed, and are therefore certainly read from the source until the next
+        # daemon starts. A file whose change has failed is not among them: it may still have a copy.
         self.changed: set[Identity] = set()
         self.has_holes = False
 
@@ -86,7 +93,7 @@ class Tree:
         return self.say(self.random.choice(choices))
 
     def name(self) -> str:
-        """A path below the tree; most are there."""
+        """Returns a random path relative to the tree. Most of these paths exist."""
         if self.random.random() < 0.6:
             return str(self.choose(*self.names_of(None)))
         kind = self.random.randrange(8)
@@ -97,7 +104,8 @@ class Tree:
         return str(self.say(os.path.join(place, name)))
 
     def way(self) -> Way:
-        """A path, in one of the ways to say it: for functions that take `path` and `dir_fd`."""
+        """Returns a random path in one of several spellings, as arguments for functions that take
+        `path` and `dir_fd`."""
         name, how = self.name(), self.random.randrange(6)
         if how == 0:
             return {"path": name, "dir_fd": self.folder}
@@ -130,7 +138,7 @@ class Tree:
         return int(self.choose(0, 1, 100, 4096, 10_000, 65_536, 65_537, 200_000, 1 << 20))
 
     def at(self, fd: int) -> int:
-        """An offset: in the file, at its end, beyond it."""
+        """Returns a random offset: in the file, at its end or beyond it [bytes]."""
         size = os.fstat(fd).st_size
         return int(self.choose(0, 1, size // 2, max(size - 100, 0), size, size + 10))
 
@@ -140,7 +148,8 @@ class Tree:
     # --- known differences ----------------------------------------------------------------------
 
     def changing(self, *ways: Way) -> None:
-        """Before a change of what these lead to, and of what lies below."""
+        """Call this before a change of files. Calls `changing_file` for each file to which a path
+        leads, and for all files below it."""
         for way in ways:
             for follow in (True, False):
                 try:
@@ -157,8 +166,9 @@ class Tree:
                 self.changing_file(identity(os.lstat(os.path.join(folder, name))))
 
     def changing_file(self, file: Identity, but: int = -1) -> None:
-        """A descriptor of its copy would go on with what was there before; a page of a mapping that
-        is cut off is SIGBUS."""
+        """Closes the file's mappings and its descriptors that may be of a copy, except `but`. After
+        a change of the file, such a descriptor would still show the old version, and an access to a
+        mapping beyond the file's new end would raise SIGBUS."""
         for number, slot in list(self.slots.items()):
             if slot.clean and slot.fd != but and identity(os.fstat(slot.fd)) == file:
                 os.close(self.slots.pop(number).fd)
@@ -168,19 +178,21 @@ class Tree:
                 del self.maps[number]
 
     def settle(self) -> None:
-        """After an operation: the number of a file that is gone may be given to another, in one of
-        the two runs and not in the other."""
+        """Removes files that no longer exist from `changed`. Otherwise a new file that gets the
+        inode number of a removed one would count as changed, possibly in only one of the two
+        runs."""
         there = {identity(os.fstat(slot.fd)) for slot in self.slots.values()}
         there.update(identity(os.lstat(self.work / name)) for name in self.names_of(None))
         self.changed &= there
 
     def forget(self) -> None:
-        """What was changed so far is what the next daemon finds, and makes copies of: not of files
-        that somebody has open for writing."""
+        """Called before a pause, in which a new daemon makes copies of all files. Clears `changed`.
+        Closes all descriptors for writing and all mappings, because the daemon makes no copy of a
+        file that is open for writing."""
         for number, slot in list(self.slots.items()):
             if slot.writes:
                 os.close(self.slots.pop(number).fd)
-        # Python's mappings have a descriptor of their own.
+        # Each mapping of Python keeps a duplicate of the descriptor open.
         for mapped, _ in self.maps.values():
             mapped.close()
         self.maps.clear()
@@ -190,8 +202,9 @@ class Tree:
     # --- how answers are written ----------------------------------------------------------------
 
     def names_of(self, wanted: Identity | None) -> list[str]:
-        """The names by which a file is in the tree: its number says nothing, these do. All names,
-        if it is None."""
+        """Returns all paths of the file `wanted` in the tree, or of all files if it is None.
+        Results identify a file by its paths, because its inode number differs between the two
+        runs."""
         found = []
         for folder, folders, names in os.walk(self.work):
             for name in (*folders, *names):

@@ -1,4 +1,4 @@
-"""What a test-suite says of each of its tests, and in what two runs of it differ."""
+"""Reads the outcome of each test from the report of a test suite, and compares two runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Outcomes = dict[str, str]
 
 
 def read_junit(path: Path, root: Path) -> Outcomes:
-    """Name of each test -> how it ended; a reason to skip is a part of it, a failure's text is not
-    (it has addresses and times)."""
+    """Returns the outcome of each test in a JUnit report. An outcome includes the reason of a skip,
+    but not the text of a failure, which contains addresses and times."""
     found: dict[str, list[str]] = defaultdict(list)
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname') or ''}::{case.get('name')}".replace(str(root), "ROOT")
@@ -25,12 +25,12 @@ def read_junit(path: Path, root: Path) -> Outcomes:
                 reason = child.get("message") or child.text or ""
                 ended = f"skipped: {reason.replace(str(root), 'ROOT')}"
         found[name].append(ended)
-    # A test of subtests, or of a teardown that fails too, has more than one line.
+    # A test with subtests, or with a failure in its teardown, has more than one entry.
     return {name: ", ".join(sorted(ends)) for name, ends in found.items()}
 
 
 def unlike(without: Mapping[str, str], library: Mapping[str, str]) -> list[str]:
-    """One line for each name that two runs do not agree about."""
+    """Returns one text for each name whose values differ between the two runs."""
     return [
         f"{name}\n  without: {without.get(name, '(not there)')}"
         f"\n  library: {library.get(name, '(not there)')}"
@@ -40,7 +40,8 @@ def unlike(without: Mapping[str, str], library: Mapping[str, str]) -> list[str]:
 
 
 def difference(without: str, library: str) -> str:
-    """The first lines in which two texts differ; empty if they are equal."""
+    """Returns the first four differing lines of two texts and the number of differing lines.
+    Returns an empty text if there are none."""
     pairs = zip_longest(without.splitlines(), library.splitlines(), fillvalue="(nothing)")
     found = [
         f"line {number}\n  without: {one}\n  library: {two}"

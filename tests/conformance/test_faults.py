@@ -1,5 +1,6 @@
-"""That these tests can see: the library is broken in one way at a time, and the cheapest of them
-has to notice. The faults are of faults.c, which stands before the library."""
+"""The random operations of operations.py detect a faulty library. Each test preloads faults.c
+before the library, with one fault active, and the output must differ from that of a run without the
+library."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """A tree of copies for each fault, and one for none."""
+    """A served directory with one tree of copied files for each fault, and one for the run without
+    a fault."""
 
     def plant_all(root: Path) -> None:
         for name in [NO_FAULT, *(FAULTS if root.name == "library" else ())]:
@@ -51,7 +53,8 @@ def expected(ground: Ground) -> str:
 
 
 def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
-    """Up to the first answer that is another."""
+    """Returns the output of the operations under the faulty library, up to the first line that
+    differs from `expected`."""
     return transcript(
         ground,
         True,
@@ -61,7 +64,8 @@ def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
         beside=expected,
         LD_PRELOAD=f"{faults}:{ground.session.preload}",
         FAULT=fault,
-        # The copies too: a descriptor of one has its path.
+        # The directory above the source has the copies as well: faults.c finds the path of a copy
+        # behind a descriptor of a copy.
         FAULT_BELOW=str(ground.source.parent),
     )
 
@@ -74,6 +78,6 @@ def test_without_a_fault_nothing_is_seen(ground: Ground, faults: Path, expected:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_seen(ground: Ground, faults: Path, expected: str, fault: str) -> None:
     seen = difference(expected, broken(ground, faults, fault, expected))
-    # By what an operation gave, not by a program that could not run.
+    # The first difference must be the result of an operation, not an error at the start.
     assert re.match(r"line \d+\n  without: \d+ ", seen), seen
     print(f"{fault}: {seen}")

@@ -1,5 +1,6 @@
-"""Random operations, with their answers compared with those of the kernel alone: on files that have
-no copy, on files that are being filled, on copies, and on copies of what they wrote themselves."""
+"""Random file operations have the same results under the library as without it: on files without
+copies, on files that are being filled, on copies, and on copies of files that the operations have
+written."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "absent": {"prefetch": "none"},
-    # Slow enough for most of the operations, and over before anybody gives up.
+    # Slow enough that the fills last for most of the operations, and fast enough that they end
+    # before a timeout.
     "filling": {"source_limits": {"bandwidth": "3MiB"}},
     "present": {},
     "staged": {},
@@ -40,9 +42,12 @@ def transcript(
     beside: str | None = None,
     **more: str,
 ) -> str:
-    """What the program writes; in its pauses, a new daemon makes copies of what there is. `root` is
-    the tree, if it is another than the whole directory. The program is ended at the first line that
-    differs from that of the transcript `beside`."""
+    """Runs operations.py and returns its output. If `library` is true, a new daemon makes copies of
+    all files during each pause of the program.
+
+    root : the directory with the tree; by default, one of the directories of `ground`
+    beside : the output of another run. The program is ended at the first line that differs from it
+    """
     root = root or ground.root(library)
     words = [str(root), str(seed), str(count), str(pauses)]
     process = subprocess.Popen(
@@ -86,7 +91,8 @@ Without = dict[tuple[int, int], tuple[str, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def without() -> Without:
-    """(seed, pauses) -> what the program writes without the library, and what it leaves."""
+    """(seed, pauses) -> the output of the program without the library, and the files that it
+    leaves. The tests fill this dictionary."""
     return {}
 
 
@@ -98,7 +104,7 @@ def test_every_answer_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, without: Without, state: str, seed: int
 ) -> None:
     pauses = 3 if state == "staged" else 0
-    # All in directories whose names have one length.
+    # The directories of all tests have equally long names, so that paths are equally long too.
     top = tmp_path_factory.mktemp(f"{state:_<7}{seed:02}_")
     with prepared(top, state) as ground:
         if state == "filling":

@@ -1,4 +1,5 @@
-"""The suites of numpy and h5py for what they do with files, in a directory that is being filled."""
+"""The file tests of numpy and h5py have the same outcomes with and without the library, in a
+directory in which the daemon is filling files."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LONG = {
     "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
     "h5py": "h5py.tests",
 }
-# Those run or not as there is memory at that moment, and they read no file.
+# For pytest's -k. Tests with "huge" in their names are left out: they run or skip depending on the
+# memory that is free at that moment, and they read no files.
 NOT_HUGE = "not huge"
 OPTIONS = [
     "-k",
@@ -71,7 +73,8 @@ def compare(ground: Ground, there: list[str], ballast: int) -> None:
 
 
 def test_of_files(ground: Ground) -> None:
-    """In one process: each takes longer to start than to run."""
+    """The fast file tests have the same outcomes. All run in one pytest process, because the start
+    of a process takes longer than the tests of a package."""
     there = [name for package in FAST for name in installed(package, FAST[package])]
     compare(ground, there, 2000)
 

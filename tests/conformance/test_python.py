@@ -1,8 +1,9 @@
-"""CPython's own regression tests, of the interpreter that runs here: test by test, they end under
-the library as they end without it.
+"""Every regression test of the running CPython interpreter has the same outcome with and without
+the library.
 
-The tests themselves, and the archives and texts that they read, lie in the source as copies. Their
-working directory and that for temporary files lie there too, beside files that are being filled.
+The test modules, and the archives and texts that they read, are in the source and have copies. The
+working directory and the directory for temporary files are in the source too, next to files that
+are being filled.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ FAST = """
     test_posix test_fileio test_file test_mmap test_largefile test_fcntl test_shutil test_tempfile
     test_glob test_os test_genericpath test_posixpath test_stat
 """
-# Tests of these that take long, most of them because they start Pythons, and what they call others
-# call too: run only with --long.
+# Slow tests of the modules in FAST. They run only with --long. Most of them are slow because they
+# start Python processes. Other tests call the same functions.
 SLOW = """
     *_many_open_files test_fd_leak test_register_at_fork ForkTests.* *_on_shutdown*
     test_unpack_archive_* test_warnings_on_cleanup .SpawnTests.* .PidTests.* .TestPosixSpawnP.*
     PosixCommonTest.test_import test_find_does_not_access_beyond_buffer
 """
-# Directories of the package that the fast ones need.
+# Directories of the package `test` that the modules of FAST need.
 NEEDED = ("libregrtest", "support")
 LONG = """
     test_bufio test_pathlib test_io test_tarfile test_zipfile test_subprocess
@@ -46,11 +47,13 @@ LONG = """
     test_faulthandler test_tracemalloc test_unicode_file test_unicode_file_functions
     test_hashlib test_wave test_array test_memoryio test_univnewlines
 """
-# Files to be filled beside the tests: 32 a second, for a minute at least, and for as long as the
-# tests take under the library on a machine that has more to do by then.
+# Number of files that the daemon fills during the tests, at 32 per second. BALLAST is enough for a
+# minute. BALLAST_A_SECOND is multiplied by the duration of the run without the library [s], and is
+# enough for three times this duration, in case the machine is busier during the second run.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
-# Some installations leave the directories out that only say which tests of the one module to take.
+# Some installations lack the packages test_multiprocessing_*, which only select tests of the module
+# _test_multiprocessing. `plant` then writes these packages from LOAD and TAKE.
 STARTS = ("fork", "spawn", "forkserver")
 TAKE = """\
 from test._test_multiprocessing import install_tests_in_module_dict
@@ -64,9 +67,13 @@ def load_tests(*args):
 
 
 def plant(root: Path, others: bool) -> None:
-    """others : also the tests that are not fast"""
+    """Copies the interpreter's regression tests to lib/test below `root`.
+
+    others : whether to copy the tests that are not in FAST too
+    """
     spec = find_spec("test.regrtest")
-    # A part of the package is always there; the tests themselves may be packed apart.
+    # Every installation has a part of the package `test`. A distribution may have the tests
+    # themselves in a separate package.
     if spec is None or spec.origin is None or not find_spec("test.test_posix"):
         debian = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
         pytest.skip(f"this interpreter has no regression tests: install {debian}")
@@ -108,7 +115,8 @@ def outcomes(ground: Ground, library: bool, *words: str) -> Outcomes:
     root = ground.root(library)
     report = root / "outcomes.xml"
     run = ground.run(
-        # Not -j: that starts a process for each, and the start takes as long as most of them.
+        # Without -j, which would start a process for each test module. For most modules, the start
+        # takes as long as the tests.
         [sys.executable, "-m", "test", "--junit-xml", report, "--tempdir", root / "tmp", *words],
         library=library,
         PYTHONPATH=str(root / "lib"),

@@ -1,6 +1,7 @@
-"""git, sqlite, rsync, tar, h5py and others, in a directory that is being filled: what they say and
-what they leave is the same. Between two steps a new daemon makes copies of what the one has
-written, so that the next reads copies, and changes their files."""
+"""git, sqlite, rsync, tar, h5py and other programs give the same output and leave the same files
+with and without the library. The first test runs them in a directory in which the daemon is filling
+files. In the second test, a new daemon makes copies of all files after each step, so that the next
+step reads copies and changes their files."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from conformance.outcomes import difference, unlike
 from conformance.tools import TOOLS, Tool
 from support import draws
 
-# In every run: git beside fills, and what locks, copies and maps files with copies of each step.
+# The tools of every run; the others run only with --long. sqlite locks files, `copies` copies
+# files, and numpy maps files.
 BESIDE_FILLS, WITH_COPIES = ("git",), ("sqlite", "copies", "numpy")
 
 
 def take(ground: Ground, name: str, step: int, library: bool) -> str:
-    """What one step says; it has to succeed."""
+    """Runs one step, which must succeed, and returns its output."""
     run = ground.shell(TOOLS[name].steps[step], library=library)
     text = said(run, ground.root(library))
     assert run.returncode == 0, f"step {step}: {text}"

@@ -1,6 +1,6 @@
-"""Readers over a tree that was made beforehand: while nothing of it is cached and their reading
-makes the copies, and when everything is a copy. What they say is what they say without the library,
-of this very tree: every attribute and every byte, in the same order."""
+"""Programs that read a prepared tree give the same output with and without the library: every
+attribute and every byte, in the same order. Under the library, each program runs twice: first
+without copies, so that its reads make the daemon copy the files, then with a copy of every file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.tools import GIT, MAKE_FILES
 from support import draws
 from support.session import wait_until
 
-# Made in one go, by the shell; what a program makes that is not installed is left out.
+# A shell script that makes the tree. Files of programs that are not installed are left out.
 MAKE = f"""
 cd "$ROOT/work"
 {MAKE_FILES}
@@ -56,7 +56,8 @@ import h5py
 for driver in ("sec2", "stdio", "core"):
     with h5py.File("c.h5", driver=driver) as file:
         print([(name, int(file[name][()].sum()), str(file[name])) for name in file])'"""
-# Name -> what it needs and what is run. Nothing of it writes below ROOT but in its TMPDIR.
+# Name -> the program or module that it needs, and the shell script to run. Below ROOT, the scripts
+# write only to TMPDIR.
 READERS = {
     "git_fsck": ("git", "cd repository; git fsck --full --strict; git verify-pack -v .git/objects/"
                  "pack/*.idx | sha256sum; git count-objects -v"),
@@ -93,7 +94,7 @@ READERS = {
     "h5py": ("h5py", H5PY),
 }  # fmt: skip
 MODULES = ("numpy", "h5py")
-# In every run: one for each way to look and to read.
+# The readers of every run: one for each way of accessing files. The others run only with --long.
 SHORT = ("git_log", "sqlite", "tar", "find", "cp", "text", "numpy", "h5py")
 
 
@@ -107,7 +108,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 def read(ground: Ground, reader: str, library: bool, out: Path) -> str:
-    """What it says of the source; what it copies goes to a place that nobody serves."""
+    """Runs a reader on the source and returns its output. The reader may write files to `out`,
+    which is outside every source."""
     out.mkdir()
     script = READERS[reader][1]
     run = ground.shell(script, library=library, root=ground.source, OUT=str(out))
@@ -130,6 +132,6 @@ def test_cold_and_warm(ground: Ground, reader: str, tmp_path: Path) -> None:
     before = ground.hits()
     assert not difference(without, read(ground, reader, True, tmp_path / "out"))
     assert ground.hits() > before or reader in ("find", "ls", "stat"), "no copy was read"
-    # Nothing was changed: else the next reader would have the source before it.
+    # The reader has changed no file. The next reader would read a changed file from the source.
     assert not os.path.exists(ground.source / "work/nothing")
     assert ground.files()["bypass"] == {}

@@ -1,15 +1,16 @@
-"""What is done with programs that everybody has, step by step, as scripts of the shell. A step
-finds what the one before it has left, and the directory as ROOT; it works in ROOT/work.
+"""Common programs, run by shell scripts in several steps. Each step runs in ROOT/work, and uses the
+files that the previous step has left.
 
-Whatever a program would choose differently each time (times, names, numbers of inodes) is given to
-it, or not shown.
+Everything that would differ between two runs (times, names, inode numbers) is set by the script, or
+is not printed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Old, so that a copy made by `cp -a` or `rsync -a` is told from one with a time of its own.
+# The timestamp is old, so that a copy that keeps it (`cp -a`, `rsync -a`) differs from a copy with
+# a new timestamp.
 MAKE_FILES = """
 mkdir -p tree/a/b tree/c
 for i in $(seq 40); do seq $((i * 37)) > tree/a/n$i; done
@@ -17,7 +18,7 @@ for i in $(seq 5); do head -c $((i * 100000)) /dev/zero | tr '\\0' $i > tree/a/b
 ln -s ../a/n1 tree/c/link; ln tree/a/n2 tree/c/hard; : > tree/c/empty; chmod 640 tree/c/empty
 find tree -exec touch -h -d '2014-05-13 16:53:20' {} +
 """
-# Of times the year: that tells an old one from one of the run.
+# Of a timestamp, only the year is printed: it tells an old timestamp from one of the run.
 LIST = "find {} -printf '%P %y %#m %n %l %TY\\n' | sort; "
 SUMS = "find {} -type f -print0 | sort -z | xargs -0 sha256sum; "
 
@@ -28,7 +29,12 @@ def listed(directory: str) -> str:
 
 @dataclass(frozen=True)
 class Tool:
-    """leave_out : ends of names of files that hold numbers of inodes or times."""
+    """A program and the steps of its test.
+
+    needs, modules : programs and Python modules that must be installed
+    leave_out : ends of names of files whose content is not compared, because it depends on times,
+        inode numbers or the order of events
+    """
 
     needs: tuple[str, ...]
     steps: tuple[str, ...]
@@ -50,7 +56,7 @@ q() { sqlite3 -batch "$ROOT/work/base.db" "$@"; }
 """
 COUNTING = "with recursive n(i) as (values(1) union all select i+1 from n where i<{})"
 
-# Python's steps share what stands before each.
+# The first lines of each step that runs a Python script. END ends the script.
 H5PY = """$PYTHON - <<'END'
 import h5py, numpy as np
 def show(name, *more):
@@ -81,7 +87,7 @@ TOOLS = {
             GIT
             + "git -C tree log --oneline --stat; git -C far repack -adq; git -C far count-objects",
         ),
-        # It has the times and inodes of all files.
+        # git's index contains the times and inode numbers of all files.
         leave_out=(".git/index",),
     ),
     "sqlite": Tool(
@@ -94,7 +100,8 @@ TOOLS = {
             "q 'pragma journal_mode=wal' 'update t set x=x||i where i%3=0' 'select max(i) from t'",
             SQLITE + "q -readonly 'select sum(length(x)) from t'; q 'pragma journal_mode' "
             "'delete from t where i%7=0' 'pragma wal_checkpoint(full)' 'pragma integrity_check'",
-            # Writers and readers at once: whoever waits gets its turn, and nothing is lost.
+            # Writers and readers run at the same time. Each gets the lock in the end, and no row is
+            # lost.
             SQLITE + "for w in 1 2 3; do (for i in $(seq 12); do "
             "q '.timeout 60000' \"insert into t(x) values('$w $i')\"; done) & "
             "(for i in $(seq 12); do q '.timeout 60000' 'pragma quick_check'; done) & done; wait; "
@@ -103,7 +110,7 @@ TOOLS = {
             "q 'begin' 'delete from t' 'rollback' 'select count(*) from t' '.backup other.db'; "
             "sqlite3 other.db 'select count(*), sum(length(x)) from t' 'pragma integrity_check'",
         ),
-        # In which order the writers got their turns is not told.
+        # The content depends on the order in which the writers got the lock.
         leave_out=(".db",),
     ),
     "rsync": Tool(

@@ -1,4 +1,8 @@
-"""Asks for all that only the file system of a file can say; prints it. Arguments: the files."""
+"""Prints answers about files that only a file's own file system can give, such as holes, extents
+and flags.
+
+usage: answers.py ask|clone FILE ...
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ AT_EMPTY_PATH, AT_FDCWD = 0x1000, -100
 FIEMAP, GETFLAGS, GETVERSION, FIGETBSZ, FIBMAP = 0xC020660B, 0x80086601, 0x80087601, 2, 1
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 SYNCS = {"as it is": 0, "force": 0x2000, "never": 0x4000}  # AT_STATX_*
-ATIME = slice(64, 80)  # of struct statx: a read may move it
+ATIME = slice(64, 80)  # the bytes of stx_atime, which a read may change
 
 
 def attempt(what: Any, call: Any) -> Any:
@@ -86,7 +90,8 @@ def clone(path: Any, fd: Any, request: Any) -> Any:
 
 
 def copied(path: Any, fd: Any) -> Any:
-    """Into a file beside it: a copy of ours lies on another file system."""
+    """Copies parts of the file to a new file in its directory. Monarch's copy of the file is on
+    another file system."""
     to = os.open(path + ".copied", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         os.lseek(fd, 10, os.SEEK_SET)
@@ -126,7 +131,8 @@ def ask(path: str, fd: int) -> None:
     attempt("beyond", lambda: os.lseek(fd, 1 << 40, os.SEEK_DATA))
     attempt("fstatvfs", lambda: filesystem(os.fstatvfs(fd)))
     attempt("statvfs", lambda: filesystem(os.statvfs(path)))
-    # Newer kernels leave the times of the last change out if neither is asked for; we tell them.
+    # Every mask asks for the mtime and the ctime. Otherwise newer kernels would leave these times
+    # out, but the library would not.
     for mask in (0xC0, 0x2C0, 0x7FF, 0xFFF, 0x1FFF, 0x3FFF):
         for sync, flag in SYNCS.items():
             attempt(f"statx, {sync}", partial(statx, AT_FDCWD, path, flag, mask))
@@ -138,7 +144,7 @@ def ask(path: str, fd: int) -> None:
 for name in sys.argv[2:]:
     opened = os.open(name, os.O_RDONLY)
     print(os.path.basename(name))
-    if sys.argv[1] == "clone":  # which changes what the extents are
+    if sys.argv[1] == "clone":  # cloning changes the extents of the file
         for what, request in CLONES.items():
             attempt(what, partial(clone, name, opened, request))
         attempt("copied", partial(copied, name, opened))

@@ -1,5 +1,7 @@
-/* What a program may do to the descriptor that stands behind one of a copy, which it has never
- * heard of: its locks and leases end when they would end without.
+/* Operations on locks, leases and backing descriptors. For a lock through a descriptor of a copy,
+ * the library opens a backing descriptor: a second descriptor, of the source file. Whatever the
+ * program does to its number, the locks and leases must end when they would end without the
+ * library.
  *
  *     behind CASE FILE OTHER
  */
@@ -28,7 +30,8 @@ static int lock_part(int fd, int command, short type, long at, long n) {
     return fcntl(fd, command, &lock);
 }
 
-/* What another process, around the library, finds locked. */
+/* Prints which locks another process finds. The process opens the file by a system call, without
+ * the library. */
 static void tell_others(const char *when) {
     fflush(stdout);
     pid_t child = fork();
@@ -45,7 +48,8 @@ static void tell_others(const char *when) {
     waitpid(child, NULL, 0);
 }
 
-/* The highest descriptor: what stands behind, or some number that nothing has. */
+/* Returns the highest open descriptor from 100 on: the backing descriptor. Without the library
+ * there is none, and the result is an unused number, 600. */
 static int highest(void) {
     for (int fd = 1023; fd > 99; fd--)
         if (syscall(SYS_fcntl, fd, F_GETFD) >= 0)
@@ -118,7 +122,8 @@ static void numbers(void) {
         }
 }
 
-/* Below a limit that is lowered, numbers stay open that nobody can be given. */
+/* After the limit on descriptors is lowered, a descriptor above the limit stays open, but no call
+ * can put another file there. */
 static void limits(void) {
     struct rlimit low = {400, 1024}, high = {1024, 1024};
     int fd = open(path, O_RDONLY);
@@ -132,13 +137,13 @@ static void limits(void) {
     tell_others("unlocked");
 }
 
-/* --- leases: others are told of by their status, so that the order of lines is one ------------ */
+/* --- leases: the child reports by its exit status, so that the order of lines is fixed -------- */
 
 static pid_t writer(int flags) {
     fflush(stdout);
     pid_t child = fork();
     if (!child) {
-        syscall(SYS_close_range, 3, ~0U, 0); /* it shares them */
+        syscall(SYS_close_range, 3, ~0U, 0); /* these would keep the lease alive */
         int fd = open(path, O_RDWR | flags);
         _exit(fd < 0 ? errno : pwrite(fd, "NEW", 3, 0) != 3);
     }

@@ -1,4 +1,4 @@
-"""A session over a tree of everything, whose listings the catalog tells."""
+"""Sessions whose catalog answers listings of the source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Stage:
-    """A session, and the directories of its source by what they are there for."""
+    """A session, and directories of its source by name."""
 
     session: Session
     places: dict[str, Path]
@@ -26,14 +26,15 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program listings.c."""
+    """Builds listings.c and returns the path of the program."""
     directory = tmp_path_factory.mktemp("listings")
     return build_program(directory / "listings", HERE / "listings.c", flags=["-pthread"])
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """On the disk below the temporary directory; nobody may change anything in it."""
+    """A session over the tree of `make_tree`. Several tests share it, so none may change the
+    source."""
     top = tmp_path_factory.mktemp("stage")
     places = make_tree(top / "source")
     with Session(top, top / "source") as session:
@@ -44,7 +45,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A source that is a mount, with another mount below it."""
+    """A session over a source that is a mount, with another mount below it."""
     top = tmp_path_factory.mktemp("mounted")
     with Mounts(top) as mounts:
         source = mounts.ext4("source", 64 * MIB)

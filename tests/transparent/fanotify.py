@@ -1,10 +1,11 @@
-"""Watches reads by fanotify: `fanotify.py KIND DIRECTORY`.
+"""Watches opens, reads and closes of files with fanotify: `fanotify.py KIND DIRECTORY`.
 
-KIND : "directory", the files in it; "mount", all of its file system; "asked", the files in it, of
-which an open waits until it is allowed, which it is.
+KIND : "directory" watches the files in DIRECTORY, "mount" all files of its mount. "asked" watches
+    the files in DIRECTORY, and an open of one waits until this program has allowed it, which it
+    always does
 
-Says "ready", and for each process number on its input what that process has caused so far: a
-dictionary, name of the file -> mask of its events.
+The program prints "ready". For each process number on its standard input, it prints the events that
+this process has caused so far, as a dictionary: name of the file -> mask of its events.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def note(watcher: int, _length: int, _version: int, *more: Any) -> None:
 
 
 def take(watcher: int) -> None:
-    """All events that wait."""
+    """Reads and notes all pending events."""
     while True:
         try:
             data = os.read(watcher, 1 << 16)

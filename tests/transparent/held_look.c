@@ -1,5 +1,5 @@
-/* Linked into the library: a thread that compares a file with what was scanned of it stops the
- * process right after, once, when the program has set `stop_next`. */
+/* Linked into the library. Once the program has set `stop_next`, the next thread that compares a
+ * file with its scanned attributes stops the process right after the comparison. */
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
-"""Random paths through links that lead into sources, or elsewhere, and are set to something else
-all the time. Prints what each call answered.
+"""Makes calls with random paths through symbolic links, and prints the result of each. The links
+lead into sources or elsewhere, and are continually replaced by links to other targets.
 
 usage: links.py HOME SEED STEPS SOURCE ...
 
-Links are made and replaced by system calls, so that the library does not see it.
+The program makes and replaces links by direct system calls, so that the library does not notice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 libc = ctypes.CDLL(None, use_errno=True)
-# symlinkat and renameat2, which every architecture has.
+# The numbers of symlinkat and renameat2, system calls that every architecture has.
 SYMLINKAT, RENAMEAT2 = {"x86_64": (266, 316), "aarch64": (36, 276)}[os.uname().machine]
 AT_FDCWD = -100
 
@@ -53,7 +53,8 @@ class Tree:
         return self.random.choice(among)
 
     def target(self, link: str) -> str:
-        """Where the link is to lead: into a source, to another link, elsewhere, or nowhere."""
+        """Returns a random target for the link: in a source, another link, elsewhere, or
+        nowhere."""
         aim = self.random.random()
         into = self.random.choice(self.directories)
         if aim < 0.5:
@@ -165,7 +166,8 @@ class Tree:
         return room.value if done else ctypes.get_errno()
 
     def in_child(self, path: str) -> bytes:
-        """A child of fork knows what its parent knew."""
+        """Reads the file in a forked child, whose copy of the library knows what the parent
+        knew."""
         there, here = os.pipe()
         child = os.fork()
         if not child:

@@ -1,5 +1,8 @@
-/* What directories list, by every way there is: one way and one directory a run. What it prints
- * must be the same with and without the library. */
+/* Lists a directory in one of several ways. The output must be the same with and without the
+ * library.
+ *
+ *     listings WAY DIRECTORY
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MANY 300 /* more than the library keeps open itself */
+#define MANY 300 /* more than the library's maximum of open listings */
 #define THREADS 8
 #define ROUNDS 50
 
@@ -44,7 +47,8 @@ static int is_dots(const struct dirent *e) {
     return strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
 }
 
-/* Where the dots stand among the names is the file system's whim, and not part of what we tell. */
+/* Returns the next entry that is not "." or "..". Their positions among the names depend on the
+ * file system, so the library need not keep them. */
 static struct dirent *next(DIR *d) {
     struct dirent *e;
     do
@@ -163,7 +167,7 @@ static void descriptor(const char *path) {
 }
 
 static int no_dots(const struct dirent *e) {
-    errno = EPERM; /* of no account, says the manual */
+    errno = EPERM; /* scandir must ignore this value */
     return e->d_name[0] != '.';
 }
 

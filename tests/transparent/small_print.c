@@ -1,5 +1,5 @@
-/* Calls on a descriptor that was opened for reading, mostly such as fail: what each returns and
- * leaves, errno included. Argument: a directory with the files that test_small_print.py plants. */
+/* Makes calls on a descriptor that was opened for reading. Most of the calls fail. Prints the
+ * result and errno of each. Argument: a directory with the files that test_small_print.py makes. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ enum { ROOM = 1 << 20 };
 static char *buf;
 static const char *base;
 static int fd;
-/* Which the compiler would warn of. */
+/* Invalid arguments. They are volatile because the compiler would warn about constants. */
 static void *volatile bad = (void *)8;
 static void *volatile null;
 static volatile long minus = -1;
@@ -347,7 +347,7 @@ static void streams(void) {
     SAY(fdopen(-1, "r") == NULL);
 }
 
-/* How many names there are from here on, and whether one is among them. */
+/* Prints how many entries the listing still has, and how many of them have the name "new". */
 static void count(const char *what, DIR *d) {
     int n = 0, new = 0;
     struct dirent *e;
@@ -358,7 +358,7 @@ static void count(const char *what, DIR *d) {
     printf("%s: %d names, %d new\n", what, n, new);
 }
 
-/* What was open before a change tells of it when it begins anew. */
+/* A directory that was opened before a change shows the change after rewinddir. */
 static void listings(void) {
     DIR *d = opendir(in("d"));
     long start = telldir(d);

@@ -1,4 +1,5 @@
-"""A source that is configured by the name of a link: the name itself stays a link."""
+"""A source that is configured by the path of a symbolic link: every call still sees a link at this
+path."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ print([(entry.name, entry.is_symlink()) for entry in os.scandir(top) if entry.na
 
 @pytest.fixture(params=["alias", "real-latest"], ids=["another", "longer"])
 def alias(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Also a name that begins as its target's does."""
+    """A symbolic link to the source's directory. In one of the two cases, its name begins with the
+    name of the directory."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "f").write_text("content")
     (tmp_path / request.param).symlink_to("real")

@@ -1,4 +1,5 @@
-"""Who watches a source by fanotify sees the reads that reach it, and not those of copies."""
+"""A process that watches a source with fanotify sees reads of the source files, but no reads of
+copies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from support.mounts import Mounts
 from support.session import MIB, Session
 from transparent import fanotify
 
-# Each file by read, by pread and by a mapping.
+# Reads each file by read, by pread and through a mapping.
 READ = """
 import mmap, os, sys
 for path in sys.argv[1:]:
@@ -30,7 +31,7 @@ READS = fanotify.OPEN | fanotify.ACCESS | fanotify.CLOSE_NOWRITE
 
 
 class Watcher:
-    """fanotify.py on a directory."""
+    """A process that runs fanotify.py on a directory."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self._process = subprocess.Popen(
@@ -55,7 +56,8 @@ class Watcher:
         self._process.communicate()
 
     def seen_of(self, session: Session, paths: list[Path], preload: bool) -> dict[str, int]:
-        """Reads the files in a process of its own; what of it is seen."""
+        """Reads the files in a new process. Returns the events of this process that the watcher has
+        seen: name of the file -> mask."""
         words = [sys.executable, "-I", "-S", "-c", READ, *map(str, paths)]
         with subprocess.Popen(words, env=session.env(preload)) as reader:
             assert reader.wait(60) == 0
@@ -69,7 +71,8 @@ class Watcher:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    """Files that have copies, and files that are left to the source."""
+    """A session over files that have copies (COPIED) and files that are excluded from copying
+    (LEFT)."""
     with ExitStack() as stack:
         source = stack.enter_context(Mounts(tmp_path)).ext4("source", 32 * MIB)
         for name in COPIED + LEFT:

@@ -1,4 +1,5 @@
-"""The index guesses the copy before the entry is read. Whatever it says, an open gets its file."""
+"""The index of the catalog has a guess of each file's copy, which an open can use before it has
+read the file's entry. An open gets the right file even if the guess is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FILES = 40
 SLOT = np.dtype([("place", np.uint64), ("copy", np.uint64)])
 Guesses = npt.NDArray[np.uint64]
 
-# Of each file: the number of its descriptor, what is in it, what fstat says; then what is open.
+# For each file and each set of flags, prints the number of the descriptor, a digest of the content,
+# and the inode and size from fstat. Then prints how many descriptors are open.
 OPEN_ALL = """
 import hashlib, json, os, sys
 def look(path, *flags):
@@ -51,7 +53,8 @@ def look(session: Session, root: Path, *, preload: bool) -> Any:
 
 
 def of_others(guesses: Guesses) -> Guesses:
-    """Every file's is another one's, with its own part of the hash."""
+    """Gives each file the guess of another file, but keeps the 8 bits of the file's own hash in
+    it."""
     own = np.uint64(0xFF)
     others: Guesses = (np.roll(guesses, 1) & ~own) | (guesses & own)
     return others
@@ -98,5 +101,5 @@ def test_a_wrong_guess_is_never_seen(
     index["copy"][guessed] = wrong(index["copy"][guessed])
     hits = session.totals()["hits"]
     assert look(session, root, preload=True) == plain
-    # Every file was opened three times, and got its copy; python's own files are no others.
+    # Every file was opened three times, and each open got the copy.
     assert session.totals()["hits"] >= hits + 3 * FILES

@@ -1,4 +1,4 @@
-"""Paths that lead into a source by a link which lies outside every source."""
+"""Paths that lead into a source through a symbolic link outside every source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def make_source(root: Path, seed: int) -> Path:
-    """Nested directories, files of many sizes, links of its own."""
+    """Makes a source with nested directories, files of several sizes, and symbolic links."""
     for i, folder in enumerate(("", "a", "a/b", "a/b/c", "d")):
         (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("x", "y", f"only{i}"):
@@ -38,7 +38,8 @@ def make_source(root: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, Path]]:
-    """A session with two sources, and a home of links with a tree that has the same names."""
+    """A session with two sources, and a directory for the links of links.py. This directory is
+    outside the sources, and has a tree with the same names as theirs."""
     top = tmp_path_factory.mktemp("links")
     sources = [make_source(top / name, seed) for seed, name in enumerate(("source", "other"))]
     home = top / "home"
@@ -68,7 +69,8 @@ def slow(tmp_path: Path) -> Iterator[SlowSource]:
 
 @pytest.mark.parametrize("seed", draws.seeds(4))
 def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
-    """The first seed reads while the copies are made."""
+    """Calls with random paths through links have the same results with and without the library.
+    Seed 0 makes them while the files are being copied, the other seeds when all copies exist."""
     session, home = linked
     if seed == 1:
         session.wait_all_present()
@@ -87,8 +89,9 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     assert seed == 0 or hits > 0.6 * reads
 
 
-# A read finds no older version than was in place when it began, and no later one than was about to
-# be when it ended. The numbers are shared by all processes.
+# Reads through links while these are replaced, so that they lead to one version of a file after
+# another. A read must not find an older version than was in place when it began, nor a newer one
+# than was about to be put in place when it ended. All processes share the counters.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}
@@ -139,7 +142,8 @@ sys.exit(any([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ch
 def test_a_link_is_never_followed_to_where_it_led_before(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """By threads of two processes, while it is set to one version after the other."""
+    """While a link is set to one version after another, threads of two processes that read through
+    it never find a version older than the one at the start of the read."""
     versions = draws.sized(150, 500)
     home = tmp_path / "home"
     home.mkdir()
@@ -157,7 +161,8 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     assert session.totals()["hits"] - before > versions
 
 
-# As a loader does: the names, the attributes, and everything read, twice.
+# Does what a data loader does, in two epochs: lists all files, asks for their attributes, and reads
+# them.
 EPOCHS = """
 import os, sys
 for epoch in range(2):
@@ -174,8 +179,9 @@ for epoch in range(2):
 
 
 def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: SlowSource) -> None:
-    """A name that leads to a directory is as good as the directory's own; a link to a file costs a
-    look at the file."""
+    """Through links to directories, at most one open per link reaches the source, and few other
+    operations do. Through links to single files, at most one open reaches the source, but each open
+    of a link costs a look at its file."""
     files, home = [], slow.backing.parent / "home"
     for i in range(3):
         for j in range(20):
@@ -190,7 +196,8 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
     session = session_factory(slow.mountpoint).start()
     wait_told(session, directories(slow.mountpoint))
     session.wait_all_present()
-    # The first open or listing in a directory is the source's, and teaches where it leads.
+    # The first open or listing in a directory that is reached by a link, or has links to files,
+    # goes to the source. It shows the library where the path leads.
     for name, opens in (("data", 1), ("classes", 3), ("files", 1)):
         slow.reset()
         session.python(EPOCHS, str(home / name), str(len(files)))
@@ -205,11 +212,11 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
 
 
 def raw(*words: str | Path) -> None:
-    """What a process without the library does."""
+    """Runs a command without the library."""
     subprocess.run([str(word) for word in words], check=True, env={"PATH": os.environ["PATH"]})
 
 
-# Reads the files that are named, one line after the other.
+# Reads a path from each line of its input, and prints the file's content or the error.
 READER = """
 import sys
 for line in sys.stdin:
@@ -219,7 +226,8 @@ for line in sys.stdin:
 
 
 class Reader:
-    """A process that lives while links and directories change."""
+    """A process under the library that reads files on request, while links and directories
+    change."""
 
     def __init__(self, session: Session, *, prefix: tuple[str | Path, ...] = ()) -> None:
         self.process = subprocess.Popen(
@@ -246,7 +254,8 @@ class Reader:
 
 @pytest.fixture
 def versions(session_factory: Callable[..., Session], tmp_path: Path) -> Session:
-    """A source of two directories with one name in both, and links to them in `home`."""
+    """A session over two directories, `a` and `b`, with a file `f` in each. `home` has symbolic
+    links to `a` and to its file, and a hard link to the file in `b`."""
     for name in ("a", "b"):
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / "f").write_text(name)
@@ -262,7 +271,9 @@ def versions(session_factory: Callable[..., Session], tmp_path: Path) -> Session
 def test_a_directory_that_was_moved_is_not_what_has_its_name_now(
     versions: Session, tmp_path: Path
 ) -> None:
-    """The catalog knows the moved one's inode by the name that the other has by then."""
+    """When a directory is moved and a new one gets its name, a path through a link gives the file
+    in the directory to which the link leads. The catalog still knows the inode of the moved
+    directory by the old name."""
     source, link = tmp_path / "source", tmp_path / "home" / "link"
     with Reader(versions) as read:
         before = versions.totals()["hits"]
@@ -288,7 +299,8 @@ def test_what_is_written_by_one_name_is_read_by_all(versions: Session, tmp_path:
         for i, name in enumerate(names):
             versions.python(f"open({str(name)!r}, 'w').write('changed{i}')")
             assert [read(each) for each in names] == [f"changed{i}"] * 3
-        # Around the library, in place: only a look at the file itself sees that at once.
+        # A process without the library writes to the file in place. Only a look at the file itself
+        # shows this at once.
         assert [read(home / "hard") for _ in range(3)] == ["b"] * 3
         raw("sh", "-c", f"echo -n again > {home}/hard")
         assert read(home / "hard") == "again"
@@ -314,14 +326,15 @@ for turn in range(2):
 
 
 def test_another_mount_of_the_source(versions: Session, tmp_path: Path) -> None:
-    """With something else mounted below it alone."""
+    """Paths through a second mount of the source give the right files, also while another file
+    system is mounted below the second mount only."""
     source, home = tmp_path / "source", tmp_path / "home"
     with Mounts(home) as mounts, Reader(versions) as read:
         mount = mounts.bind("mount", source)
         for _ in range(3):
             assert [read(mount / name / "f") for name in "ab"] == ["a", "b"]
         with Mounts(mount) as below:
-            # The directory that is covered has a file with the name of the one on top.
+            # The covered directory has a file with the same name as the file in the covering one.
             (below.cover(mount / "a") / "f").write_text("on top")
             assert read(mount / "a" / "f") == "on top"
             assert [read(home / "link" / "f"), read(source / "a" / "f")] == ["a", "a"]
@@ -350,7 +363,8 @@ print([open(sys.argv[1]).read() for _ in range(3)])
 def test_a_process_that_opens_one_file_is_served_too(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A shell's loop, a shard of HDF5, a worker's first file."""
+    """A process that opens only one file, through a link, gets the copy if there is one. Examples
+    are the commands of a shell loop, and a worker that reads one HDF5 file."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)
@@ -375,7 +389,9 @@ print(fd, data == b"content" * 1000, fcntl.fcntl(fd, fcntl.F_GETFD), os.fstat(fd
 
 
 def test_its_locks_are_kept(session_factory: Callable[..., Session], tmp_path: Path) -> None:
-    """To put the copy on the number would close the source's file, and drop them."""
+    """The first open through a link does not drop the process's POSIX locks on the file. The
+    library must not move a descriptor of the copy to the number of the new descriptor: this would
+    close a descriptor of the source file, and the kernel would drop the locks."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)
@@ -398,7 +414,7 @@ print(subprocess.run([sys.executable, "-c", other, sys.argv[1]], stderr=-3).retu
     assert said == "b'content'\n1\n"
 
 
-# Opens the file for the first time, and then with a stop in the middle of the look-up.
+# Reads the file twice. During the second open, the process stops in the middle of the look-up.
 STOPPED = """
 library, path, is_stream = os.environ["LD_PRELOAD"], sys.argv[1], sys.argv[2] == "fopen"
 libc.fopen.restype = ctypes.c_void_p
@@ -417,7 +433,8 @@ step(read())
 
 @pytest.fixture(scope="module")
 def stopping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The preload library; its process stops in the middle of a look-up when it is told to."""
+    """Builds the preload library with held_look.c. It stops its process in the middle of a look-up,
+    when the program has asked for that."""
     library = tmp_path_factory.mktemp("stopping") / "libmonarch.so"
     build_preload(library, HERE / "held_look.c", flags=["-Wl,--wrap=monarch_is_as_scanned"])
     return library
@@ -427,7 +444,8 @@ def stopping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_that_is_replaced_while_it_is_looked_up(
     session_factory: Callable[..., Session], tmp_path: Path, stopping_library: Path, way: str
 ) -> None:
-    """Its other name still is the file's that the catalog had; the copy by then is another's."""
+    """When a source file is replaced and copied again while its other hard link is being looked up,
+    an open of this hard link still gets the old file, not the new copy."""
     root, other = tmp_path / "source", tmp_path / "elsewhere"
     root.mkdir()
     other.mkdir()

@@ -1,5 +1,5 @@
-"""Directories listed from the catalog: the same names, in the same order, with the same inodes and
-types as the source has them, whoever asks and however; the source is only looked at."""
+"""The catalog answers every way of listing a directory with the source's names, order, inodes and
+types. Only attributes of directories are requested from the source."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from monarch_py.demo.slowsource import SlowSource
 WAYS = ["plain", "rewound", "positions", "reentrant", "descriptor", "scanned"]
 WAYS += ["many", "forked", "threads", "walked", "globbed"]
 PLACES = ["root", "kinds", "hollow", "odd", "deep"]
-# By which the directories of the deep tree and the 10,000 names are not listed over and over.
+# The ways that list a directory only a few times, for the directory of 10,000 names.
 CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
 
 
 LISTINGS = [(way, place) for way in WAYS for place in PLACES]
-# Every way in two directories, and every directory in two ways.
+# The cases of every run: each way in two directories, and each directory in two ways.
 SOME_LISTINGS = [
     (way, place)
     for way, place in LISTINGS
@@ -45,7 +45,7 @@ def test_every_way_to_list(stage: Stage, listings: Path, case: tuple[str, str]) 
     before = stage.session.totals()["metadata_hits"]
     done = same_without(stage.session, argv)
     assert done.returncode == 0 and done.stdout
-    if way not in ("walked", "globbed"):  # these list inside libc
+    if way not in ("walked", "globbed"):  # these open directories inside libc
         assert stage.session.totals()["metadata_hits"] > before
 
 
@@ -169,7 +169,8 @@ def test_tools(stage: Stage, tool: str) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """A counting source with classes of images, whose kernel cache forgets at once."""
+    """A source with classes of images, which counts the operations on it. The kernel caches none of
+    its names and attributes."""
     backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
     mountpoint.mkdir()
     for label in ("ant", "bee", "cat"):
@@ -220,12 +221,13 @@ assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
 assert tf.io.gfile.exists(root + "/train/ant/000.jpg")
 assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
 """
-# The scripts that look in the most different ways.
+# The scripts of every run: those that differ most in the calls that they make.
 SHORT = ["image_folder", "exists", "libc's realpath", "rglob", "statvfs"]
 
 
 def operations(session: Session, source: SlowSource, script: str, *, preload: bool) -> Counter[str]:
-    """What reaches the source of a script that gets its root."""
+    """Runs a script with the path of the source. Returns how many operations of each kind reach the
+    source."""
     source.reset()
     head = "import os, sys; root = sys.argv[1]\n"
     session.python(head + script, source.mountpoint, preload=preload)
@@ -233,14 +235,16 @@ def operations(session: Session, source: SlowSource, script: str, *, preload: bo
 
 
 def compare_operations(session: Session, slow: SlowSource, script: str) -> tuple[int, int]:
-    """(with, without the library). Of no kind are there more with it."""
-    time.sleep(1)  # so long holds what was looked at before
+    """Returns how many operations of a script reach the source (with the library, without it).
+    Checks that the library does not increase the number of any kind."""
+    time.sleep(1)  # earlier looks at directories are valid for this long
     with_it = operations(session, slow, script, preload=True)
     without = operations(session, slow, script, preload=False)
     # Each process takes one look at the source's root.
     with_it["getattr"] -= min(with_it["getattr"], 1)
     assert not with_it - without, (with_it, without)
-    # Nothing is listed or opened, and no file is asked about: only directories are.
+    # Under the library, nothing at the source is listed or opened, and only the attributes of
+    # directories are requested.
     assert set(+with_it) <= {"getattr", "other"}
     return with_it.total(), without.total()
 
@@ -252,11 +256,12 @@ def test_the_source_is_only_looked_at(
     wait_told(session, directories(slow.mountpoint))
     for name in draws.sized(SHORT, list(SCRIPTS)):
         with_it, without = compare_operations(session, slow, SCRIPTS[name])
-        # os.walk asks of each of the five directories twice, and the kernel of all above it.
+        # os.walk asks for the attributes of each of the five directories twice. For each request,
+        # the kernel also asks for the directories above it.
         assert with_it <= 50 and without > 0, name
 
 
-@pytest.mark.long  # tensorflow is loaded twice; the programs above look in the same ways
+@pytest.mark.long  # loads tensorflow twice; the scripts above make the same calls
 def test_tensorflow_only_looks_at_the_source(
     session_factory: Callable[..., Session], slow: SlowSource
 ) -> None:
@@ -271,7 +276,9 @@ def test_tensorflow_only_looks_at_the_source(
 def test_a_directory_that_changes_while_it_is_scanned_is_not_told_before_its_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """Two changes within a tick of the clock look like one: what is young is listed again."""
+    """The catalog does not answer for a directory that may have changed just after the daemon
+    listed it, until the daemon has listed it again: two changes within one tick of the clock give
+    the same timestamp."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "one").touch()

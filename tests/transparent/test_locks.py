@@ -1,5 +1,5 @@
-"""Locks and leases through descriptors of copies: they exclude whom they would exclude without the
-library, inside and outside it, and end when they would."""
+"""Locks and leases through descriptors of copies exclude the same processes as without the library,
+and end at the same moment. Some of these processes are under the library, others are not."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ PROGRAMS = st.lists(st.tuples(st.integers(0, 1), OPERATIONS), min_size=4, max_si
 
 
 READS, WRITES = (os.O_RDONLY, os.O_RDONLY), (os.O_RDONLY, os.O_RDWR)
-# Who is under the library, and how each opens the file. Who opens it for writing does so outside:
-# under the library that would send all later readers to the source.
+# Name of a pair -> which of its two processes are under the library, and with which flags each
+# opens the file. A process that opens the file for writing is never under the library: the library
+# would send all later readers to the source.
 KINDS_OF_PAIRS = {
     "none": ((False, False), READS),
     "both": ((True, True), READS),
@@ -54,13 +55,17 @@ KINDS_OF_PAIRS = {
     "no_writer": ((False, False), WRITES),
     "writer": ((True, False), WRITES),
 }
-# Pairs, and those that they are compared with.
+# Name of a pair -> the pair without the library whose answers it must give.
 LIKE = {"both": "none", "first": "none", "second": "none", "writer": "no_writer"}
 
 
 @dataclass
 class Lockers:
-    """Pairs of processes: of each, who is under the library."""
+    """The pairs of processes of KINDS_OF_PAIRS, by name. The two processes of a pair lock the same
+    file.
+
+    file : the file of the pair "none"
+    """
 
     session: Session
     file: Path
@@ -153,7 +158,8 @@ def test_scenes(lockers: Lockers, scene: str, name: str) -> None:
 
 
 def backing_descriptors(process: Commands) -> list[str]:
-    """What the process has open behind its copies."""
+    """Returns the paths behind the backing descriptors of the process. Their numbers are at least
+    500."""
     fds = f"/proc/{process.process.pid}/fd"
     return [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if int(fd) >= 500]
 
@@ -206,7 +212,7 @@ def test_after_a_lock_the_reader_sees_what_was_written(
         reader("open", 0)
         reader("dup", 0, 1)
         assert reader("read", 0) == "old content"
-        assert "/c/" in os.readlink(f"/proc/{reader.process.pid}/fd/3")  # a copy's
+        assert "/c/" in os.readlink(f"/proc/{reader.process.pid}/fd/3")  # the path of a copy
         (source / "file").write_text("what a writer without the library wrote")
         if way == "fcntl":
             assert reader("fcntl", 0, "F_SETLK", "F_RDLCK", 0, 0)[0] == 0
@@ -259,7 +265,8 @@ def test_h5py_locks_writers_out(session_factory: Callable[..., Session], tmp_pat
         reader.communicate()
 
 
-# daemon(3) forks inside libc. Its child has the parent's descriptors, and locks of its own.
+# daemon(3) forks inside libc, where the library does not intercept the fork. The child then takes a
+# lock through a descriptor that it has inherited.
 DETACHED = """
 import ctypes, fcntl, os, sys
 first, second = (open(path) for path in sys.argv[1:])
@@ -289,5 +296,5 @@ def test_a_child_of_a_fork_inside_libc_locks_at_the_source(
         assert started.stdout.readline() == "locked\n"
         assert session.run(["flock", "-n", paths[1], "true"], preload=False).returncode == 1
     finally:
-        started.communicate("go\n", timeout=60)  # the child ends, or has ended
+        started.communicate("go\n", timeout=60)  # ends the child, if it still runs
     assert session.run(["flock", "-n", paths[1], "true"], preload=False).returncode == 0

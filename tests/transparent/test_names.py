@@ -1,4 +1,5 @@
-"""Names that come, go and change: every process sees at once what is there, as on a plain tree."""
+"""Every process under the library sees at once which files other such processes create, remove,
+rename and change, as on a directory outside every source. Changes from outside are seen later."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
-TREES = draws.sized(100, 240)  # each program has one that nobody has changed yet
+TREES = draws.sized(100, 240)  # each random program and each change uses up one
 EXAMPLES = draws.sized(20, 150)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
@@ -71,7 +72,7 @@ def make(root: Path) -> None:
 
 @dataclass
 class Pairs:
-    """Two processes under the library on the source, two without it on a plain tree."""
+    """Two processes under the library on the source, and two without it on an equal directory."""
 
     session: Session
     plain: Path
@@ -154,7 +155,7 @@ CHANGES: dict[str, list[list[str]]] = {
     "empty": [["unlink", "d/sub/y"], ["rmdir", "d/sub"]],
     "symlink": [["symlink", "d", "new"]],
     "symlink_elsewhere": [["unlink", "dl"], ["symlink", "e", "dl"]],
-    # The name is made where the link leads.
+    # The file is created where the link leads.
     "create_through_a_link": [["symlink", "../e/new", "d/new"], ["create", "d/new", "O_APPEND"]],
     "touch_through_a_link": [["symlink", "../e/new", "d/new"], ["touch", "d/new"]],
     "link": [["link", "a", "d/new"]],
@@ -177,7 +178,7 @@ def look(who: Commands, tree: str, way: str) -> list[Any]:
     answers = who.each([(way, *placed(tree, (*operation,))) for operation in LOOKS])
     for operation, answer in zip(LOOKS, answers, strict=True):
         if operation[0] == "entries" and isinstance(answer, list):
-            for entry in answer:  # random names
+            for entry in answer:  # names from mkdtemp and mkstemp are random
                 entry[0] = "?" if len(entry[0]) == 6 else entry[0]
             answer.sort()
         found.append([*operation, answer])
@@ -194,7 +195,8 @@ def test_a_change_is_seen_at_once_by_all(pairs: Pairs, change: str, way: str) ->
         made = pairs.with_it[0](way, *words)
         assert made == pairs.without[0](way, *words)
         assert made in (None, True), made
-    # The ways of a change share what is to be looked at, except with --long.
+    # In every run, each way of making a change checks half of the combinations of process and path;
+    # with --long, each checks all of them.
     other = 1 if way == "absolute" else 0
     for who, seen in draws.sized(
         [(other, "absolute"), (1 - other, "relative")],
@@ -256,7 +258,8 @@ CHANGES_FROM_OUTSIDE = [add, remove, replace, move, exchange, lead_elsewhere, cl
 def test_changes_from_outside_are_seen_in_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """Each in a tree of its own."""
+    """If `revalidate` is set, programs under the library see changes made without it after a while.
+    Each change has a tree of its own."""
     source = tmp_path / "source"
     for change in CHANGES_FROM_OUTSIDE:
         make(source / change.__name__)

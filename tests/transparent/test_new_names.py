@@ -1,5 +1,5 @@
-"""What others make, remove and replace around the library: nothing that exists is missing for a
-program under the library, and listings are the source's."""
+"""Processes without the library create, remove and replace files. A program under the library finds
+every existing file at once, and lists the changed directories correctly a second later."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# A look at a directory holds for a second, and so do the listing and the attributes that rest on
-# it [s].
+# After the library has looked at a directory, the catalog answers for its listing and its
+# attributes for this long [s].
 LOOK_S = 1.0
-# Asks in every way that there is whether something exists; errors are answers.
+# Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """
 import ctypes, errno, os, pathlib, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +77,7 @@ for path in sys.argv[2:]:
         for name, call in calls.items():
             print(spelled, name, attempt(lambda: call(spelled)))
 """
-# Every directory as it is listed, with inodes and types, by everything that lists.
+# Lists every directory, with inodes and types, by the different functions of Python.
 LIST = """
 import glob, os, pathlib, sys
 top = sys.argv[1]
@@ -99,7 +99,8 @@ for path in sys.argv[2:]:
 
 
 def same(session: Session, script: str, *args: str | Path) -> str:
-    """What a Python program says with and without the library, which is the same."""
+    """Runs a Python script with and without the library, checks that the output is the same, and
+    returns it."""
     argv = [sys.executable, "-I", "-S", "-c", script, *map(str, args)]
     with_it, without = (session.run(argv, preload=preload) for preload in (True, False))
     assert (with_it.returncode, with_it.stderr) == (0, "")
@@ -119,7 +120,7 @@ def make(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A source with a tree for each test, copied."""
+    """A session over a source with a tree for each test. All files have copies."""
     top = tmp_path_factory.mktemp("new_names")
     for tree in ("exist", "list"):
         make(top / "source" / tree)
@@ -136,7 +137,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 def slow(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[tuple[Session, SlowSource]]:
-    """The same behind a source that counts, of which the kernel remembers nothing."""
+    """A session over a source that counts the operations on it. The kernel caches none of its names
+    and attributes."""
     top = tmp_path_factory.mktemp("slow_names")
     backing, mountpoint = top / "backing", top / "mount"
     mountpoint.mkdir()
@@ -167,7 +169,7 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    assert same(session, ASK, top, *asked) == said  # when the daemon has met some of them
+    assert same(session, ASK, top, *asked) == said  # by now, the daemon may know some of them
 
 
 def test_listings_are_the_sources_a_second_later(session: Session) -> None:
@@ -211,7 +213,8 @@ def is_said(file: Path, end: str) -> bool:
 def test_a_directory_has_the_time_of_the_listing_that_it_tells(
     session: Session, tmp_path: Path
 ) -> None:
-    """Python's importer, for one, lists a directory again only when its time has changed."""
+    """While a directory is changed, its mtime and its listing always belong together. Python's
+    importer, for example, lists a directory again only if its mtime has changed."""
     source = session.source / "poll"
     truth = {(str(f), f.stat().st_mtime_ns): 1 for f in sorted(source.iterdir())}
     said = tmp_path / "said"
@@ -236,22 +239,23 @@ def test_the_kernels_memory_of_a_sources_attributes_hides_nothing(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """Here the kernel tells the old times of a directory for a minute, as that of an NFS client
-    may, while a plain opendir lists what is there now."""
+    """A program sees new names in a directory although the kernel caches the old times of the
+    directory for a minute, as the kernel of an NFS client may. Without the library, opendir shows
+    the new names too."""
     slow = slow_factory(attr_timeout=60)
     backing = tmp_path / "backing"
     make(backing)
     session = session_factory(slow.mountpoint).start()
     wait_told(session, directories(slow.mountpoint))
     later = time.monotonic() + LOOK_S
-    os.stat(slow.mountpoint / "d")  # so that the kernel has something to remember
+    os.stat(slow.mountpoint / "d")  # the kernel caches these attributes
     (backing / "d" / "fresh").touch()
     (backing / "new").mkdir()
     time.sleep(max(0, later - time.monotonic()))
     script = "import os, sys; print([sorted(os.listdir(p)) for p in sys.argv[1:]])"
     said = same(session, script, slow.mountpoint, slow.mountpoint / "d", slow.mountpoint / "e")
     assert "'new'" in said and "'fresh'" in said
-    assert list_each(session, [os.fsencode(slow.mountpoint / "e")]) == 1  # which nobody has changed
+    assert list_each(session, [os.fsencode(slow.mountpoint / "e")]) == 1  # e is unchanged
 
 
 def test_what_is_not_there_costs_the_source_what_it_costs_without_us(
@@ -277,7 +281,7 @@ for i in range(50):
         source.reset()
         session.python(script, source.mountpoint, preload=preload)
         counts.append(sum(source.counts().values()))
-    # One look at the source's root in each process.
+    # The look of each process at the source's root may cost two more operations.
     assert 250 < counts[0] <= counts[1] + 2
 
 
@@ -295,6 +299,6 @@ print(time.monotonic() - start)
 """
     source.reset()
     taken = float(session.python(script, source.mountpoint))
-    # Of each look the kernel makes two, at the source's root and at `d`.
+    # For each look at `d`, the kernel asks the source twice: for the root and for `d`.
     looks = int(taken / LOOK_S) + 1
     assert 0 < sum(source.counts().values()) <= 2 * looks + 2

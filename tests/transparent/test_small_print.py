@@ -1,5 +1,6 @@
-"""Some three hundred calls on a file that has a copy, with and without the library, most of them
-such as fail: results, errno, offsets, flags. And what a directory that is open tells of changes."""
+"""More than three hundred calls, most of which fail, have the same results with and without the
+library on a file that has a copy: return value, errno, offset and flags. An open directory shows
+changes in the same way."""
 
 from __future__ import annotations
 

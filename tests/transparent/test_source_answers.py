@@ -1,5 +1,6 @@
-"""What only the file system of a file can say, asked of its copy: holes, extents, flags, numbers of
-the file system and of the mount. And those who watch files see them being read."""
+"""A descriptor of a copy gives the answers that only the source's file system can give: holes,
+extents, flags, and numbers of the file system and the mount. Programs that watch files with inotify
+see reads of files that have copies."""
 
 from __future__ import annotations
 
@@ -42,14 +43,15 @@ def make_files(source: Path) -> list[Path]:
 
 @dataclass
 class On:
-    """A session whose copies lie on another kind of file system than its files."""
+    """A session over files on a file system of one kind. The copies are on a tmpfs of their own."""
 
     kind: str
     session: Session
     files: list[Path]
 
 
-# One that clones, and tells where a file's blocks lie, and one that answers no such question.
+# The kinds of every run: xfs can clone files and tells where their blocks are, the FUSE source can
+# do neither.
 KINDS = cases(["ext4", "xfs", "tmpfs", "fuse", "directory"], ["xfs", "fuse"])
 
 
@@ -77,7 +79,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
             files = make_files(source)
         tier = mounts.tmpfs("tier", 64 * MIB)
         tiers = [{"mount_point": tier, "max_storage_quota": 60 * MIB}]
-        os.sync()  # where a file's blocks lie may be decided only now
+        os.sync()  # the file system may allocate a file's blocks only now
         session = stack.enter_context(Session(top, source, tiers=tiers))
         session.start()
         wait_told(session, [os.fsencode(source)])
@@ -89,19 +91,20 @@ def test_what_the_source_says(on: On) -> None:
     before = on.session.totals()["hits"]
     done = same_without(on.session, [*ANSWERS, "ask", *map(str, on.files)])
     assert (done.returncode, done.stderr) == (0, "")
-    assert on.session.totals()["hits"] == before + len(on.files)  # so they were copies
+    assert on.session.totals()["hits"] == before + len(on.files)  # the files were opened as copies
 
 
 STATFS = "stat -f -c %n:%t:%s:%S:%l:%i:%b:%c"
 
 
 def test_of_the_file_system(on: On) -> None:
-    """By the catalog, once the daemon has compared it with the source again: it may have rested."""
+    """The catalog answers statfs as the source does. The test retries until the catalog answers,
+    because after a pause the daemon must first compare it with the source again."""
     for path in (on.session.source, on.files[0]):
         before = on.session.totals()["metadata_hits"]
 
         def is_answered(path: Path = path, before: int = before) -> bool:
-            # The catalog answers for a directory within a second after a look at its listing.
+            # The catalog answers for a directory only within a second after a look at its listing.
             look = f"ls {path} >/dev/null; {STATFS} {path}"
             same_without(on.session, ["sh", "-c", look])
             return bool(on.session.totals()["metadata_hits"] > before)
@@ -161,7 +164,7 @@ def test_who_watches_sees_reads(
             out, _ = watcher.communicate("read\n", timeout=40)
         finally:
             watcher.kill()
-    assert int(out) == 0x1 | 0x10 | 0x20  # read, closed, opened
+    assert int(out) == 0x1 | 0x10 | 0x20  # IN_ACCESS, IN_CLOSE_NOWRITE and IN_OPEN
 
 
 FLAGS = """
@@ -178,7 +181,7 @@ NODUMP = 0x40
 def test_a_change_of_flags_is_made_at_the_source(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """FS_IOC_SETFLAGS through a copy's descriptor."""
+    """FS_IOC_SETFLAGS through a descriptor of a copy changes the flags of the source file."""
     with Mounts(tmp_path) as mounts:
         source = mounts.ext4("source", 64 * MIB)
         make_files(source)

@@ -1,4 +1,4 @@
-"""What open, fcntl, ioctl and mremap were not given changes nothing of what they do."""
+"""Arguments that a caller does not pass have no effect on open, fcntl, ioctl and mremap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support.session import MIB, Session
 def test_what_callers_left_in_registers_changes_nothing(
     session_factory: Callable[..., Session], tmp_path: Path, is_copy: bool
 ) -> None:
-    """See variadic.c. On descriptors of copies, and on those of files that are not copied."""
+    """A value that is left in the register of an argument that is not passed has no effect (see
+    variadic.c), neither on descriptors of copies nor on those of files without copies."""
     program = build_program(tmp_path / "variadic", Path(__file__).with_name("variadic.c"))
     with Mounts(tmp_path) as mounts:
         source = mounts.ext4("source", 32 * MIB)

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-# Names that are no text, and as long as one may be.
+# Names that are no valid text, names with unusual characters, and names of the maximum length.
 ODD_NAMES = [
     b"\xff\xfe not text \x80",
     "schöner Name 数据".encode(),
@@ -24,7 +24,7 @@ DEPTH = 60
 
 
 def make_kinds(root: Path) -> None:
-    """One of each kind of file, and links to all that a link can lead to."""
+    """Makes files of several kinds, and symbolic links to several kinds of targets."""
     root.mkdir()
     (root / "file").write_bytes(b"content")
     (root / "empty").touch(mode=0o600)
@@ -33,7 +33,7 @@ def make_kinds(root: Path) -> None:
     (root / "hollow").mkdir()
     os.mkfifo(root / "fifo", 0o640)
     here = os.open(root, os.O_RDONLY)
-    try:  # a socket's name has room for 107 bytes: by way of the descriptor it has enough
+    try:  # a socket's path has at most 107 bytes, so a short one through a descriptor is used
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(f"/proc/self/fd/{here}/socket")
     finally:
@@ -54,7 +54,7 @@ def make_kinds(root: Path) -> None:
 
 
 def make_tree(root: Path) -> dict[str, Path]:
-    """The whole tree; returns the directories worth a look of their own."""
+    """Makes the whole tree. Returns the directories for tests of single directories, by name."""
     root.mkdir()
     make_kinds(root / "kinds")
     odd = root / "odd"

@@ -1,9 +1,11 @@
-/* What callers leave in the registers of arguments that they do not pass, or in the upper halves of
- * those that they do, is nobody's business. Does it all with several such remains.
+/* A caller may leave any value in the register of an argument that it does not pass, or in the
+ * upper half of the register of a 32-bit argument. Such a value must have no effect. Makes all
+ * calls with several such values.
  *
  *   variadic DIRECTORY     which has the files f and g; prints what each call gave
  *
- * An argument too many is what a call without it looks like to the callee.
+ * The program passes the value as one argument too many. To the callee, this looks like a call
+ * without that argument.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +23,7 @@ typedef unsigned long remains;
 #define WITH(left, value) (UPPER(left) | (unsigned)(value))
 #define EACH(list) (sizeof(list) / sizeof *(list))
 
-/* The last ones look like modes, descriptors, pointers and flags. */
+/* The last five values look like a mode, a descriptor, a pointer, and flags. */
 static const remains lefts[] = {
     0, ~0UL, 0xA5A5A5A5A5A5A5A5UL, 07777, 3, 0x7FFE00000000UL, FD_CLOEXEC, O_NONBLOCK};
 
@@ -40,7 +42,7 @@ static void opened(const char *call, int flags, int fd) {
     close(fd);
 }
 
-/* By each function of the family. */
+/* Opens the path with each function of the open family. */
 static void open_by_all(const char *path, int flags, remains left) {
     opened("open", flags, open(path, flags, left));
     opened("open64", flags, open64(path, flags, left));
@@ -131,7 +133,7 @@ int main(int argc, char **argv) {
         open_without_mode(lefts[i]);
         control(fd, lefts[i]);
         request(fd, lefts[i]);
-        control(fd, lefts[i]); /* once more, now that it has been asked of the source */
+        control(fd, lefts[i]); /* again, now that request() has asked the source */
         map(fd, lefts[i]);
         close(fd);
     }
