@@ -26,7 +26,7 @@ def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Star
 
 @pytest.fixture
 def short_lived(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
-    """Like `site`, but its daemon ends soon after the last program has."""
+    """Like `site`, but the daemon ends 2 s after the last program that used it."""
     yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
 
 

@@ -1,4 +1,4 @@
-"""A program that opens a file of a dataset when the test says so, with faults in what it starts."""
+"""A program that opens a dataset file when told to, and faults in the processes that it starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from support.session import wait_until
 
 
 class Opens:
-    """Runs opens.c. It ends with the context.
+    """Runs opens.c until the context ends.
 
-    prefix : before the program, and not under the library;  preload : whether the program is
+    prefix : a command that runs the program, itself without the library
+    preload : whether the program is under the library
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Opens:
         self.process.communicate()
 
     def open(self, how: str = "open") -> str:
-        """What the program gets of an open: the descriptor, errno and a checksum."""
+        """Has the program open its file. Returns what it prints: descriptor, errno, checksum."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(how + "\n")
@@ -59,9 +60,9 @@ class Opens:
 
 
 class Faulter:
-    """Runs starter_faults.c.
+    """`prefix` is the command that runs a program under starter_faults.c, with these faults.
 
-    faults : WHO:CALL:NUMBER:FAULT, where FAULT may be the name of an error
+    faults : WHO:CALL:NUMBER:FAULT as in starter_faults.c; FAULT may also be the name of an errno
     """
 
     def __init__(self, program: Path, log: Path, faults: Sequence[str]) -> None:
@@ -73,12 +74,13 @@ class Faulter:
         self.prefix = [str(program), str(log), *numbered, "--"]
 
     def made(self) -> dict[int, int]:
-        """The faults that were made, by their numbers, with the process that got each."""
+        """Returns the faults made so far: each fault's number, and the process that got it."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return {int(number): int(process) for number, process in map(str.split, lines)}
 
     def wait_for(self, number: int, opens: Opens, expected: str, how: str = "open") -> int:
-        """Has the program open its file until the fault was made. Returns the process."""
+        """Has the program open its file until the fault has been made; each open must give
+        `expected`. Returns the process that got the fault."""
 
         def is_made() -> bool:
             assert opens.open(how) == expected

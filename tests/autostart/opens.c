@@ -1,5 +1,6 @@
-/* Opens and reads a file at each line of its input, with a free descriptor for it alone if the line
- * is "last". Prints the descriptor, errno and a checksum of what it has read. */
+/* Opens and reads a file once for each line of standard input. If the line is "last", the limit of
+ * descriptors leaves only one free during the open. Prints the descriptor, errno and a checksum of
+ * the bytes read. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

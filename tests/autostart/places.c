@@ -1,5 +1,6 @@
-/* Opens a file in a place from which no daemon may be started, or in one from which it may. Prints
- * how long the open took, the processor time of it [us], and what wait says afterwards. */
+/* Opens a file in the situation that the first argument names; in most of them, the library must
+ * not start a daemon. Prints how long the open took [us], its processor time [us], errno after it,
+ * and the error of a wait for any child. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -48,7 +49,7 @@ static void jump(int number) {
     siglongjmp(before, 1);
 }
 
-/* A handler jumps out of the open, in each attempt a little later. */
+/* A signal handler jumps out of the open; in each attempt, the signal comes 10 us later. */
 static void jump_out(void) {
     static volatile int us;
     signal(SIGALRM, jump);
@@ -62,8 +63,9 @@ static void jump_out(void) {
     }
 }
 
-/* Nobody runs the program before we end, or 5 s have passed. An orphan holds it up: what waits for
- * an exec cannot be killed, so that we could not let go of it ourselves. */
+/* Delays every exec of `program` until this process ends, for 5 s at most: a fanotify group gets
+ * the permission events and does not answer them. An orphan keeps the group open. A process that
+ * waits for such an exec cannot be killed, so it could not close the group itself. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||
@@ -81,7 +83,7 @@ static int hold_exec_of(const char *program) {
     return child > 0 && waitpid(child, NULL, 0) == child;
 }
 
-/* Whether a child can be made, and has no file of the session open. */
+/* Returns 1 if this process has no descriptor of a session's file `starts`, and can still fork. */
 static int forks_clean(void) {
     char path[64], name[4096];
     for (int fd = 3; fd < 64; fd++) {

@@ -1,6 +1,7 @@
-/* Opens a file through the library, with which it is linked (USE_LINKED) or which it loads: FILE
- * LIBRARY [UID]. With UID it takes that user's effective rights first. Prints AT_SECURE, whether
- * the library is there, and how many bytes it has read. */
+/* Arguments: FILE LIBRARY [UID]. Opens FILE through the library. The program is linked with the
+ * library (USE_LINKED) or loads it with dlopen. If UID is given, the program first makes it the
+ * effective user. Prints AT_SECURE, whether the library is mapped, and how many bytes of FILE it
+ * has read. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>

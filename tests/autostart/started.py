@@ -1,4 +1,4 @@
-"""A session whose daemon a program under the library starts; the test ends what it finds of it."""
+"""A session whose daemon a program under the library starts: finds and ends its processes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from support.steps import Steps
 from monarch_py.commands import autostart
 from monarch_py.native import LIBRARY
 
-# In the command lines of a starter and of its daemon.
+# Words in the command lines of a starter and of its daemon.
 STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
-# A program that opens the file, and nothing else outside the system's directories.
+# A program that opens the given file, and no other file outside the system's directories.
 CAT = "/bin/cat"
-# The library waits a few milliseconds for what it starts; this leaves time for others [us].
+# An open must take less than this [us]. The library waits a few milliseconds for the process that
+# it starts; the rest is for other load on the machine.
 HELD_UP_US = 1_000_000
 # Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
 APART_S = 6
-# One reads the file at each step.
+# Reads the file at the beginning and at each step.
 READER = """
 open(sys.argv[1], "rb").read()
 while step() != "end":
     open(sys.argv[1], "rb").read()
 """
-# One waits first.
+# Reads the file at each step, but not at the beginning.
 IDLE_READER = """
 while step() != "end":
     open(sys.argv[1], "rb").read()
@@ -51,11 +52,12 @@ class Started:
         self._seen: set[psutil.Process] = set()
 
     def _processes(self, *words: str) -> list[psutil.Process]:
-        """Those whose command line has one of these words and the session's configuration. Tests
-        ask again and again, and psutil would take several times as long."""
+        """Returns the processes whose command line has one of these words and the session's
+        configuration. Reads /proc itself: tests poll this, and psutil would take several times as
+        long."""
         config, found = os.fsencode(self.session.config), []
         for number in filter(str.isdecimal, os.listdir("/proc")):
-            with suppress(OSError, psutil.Error):  # it has ended
+            with suppress(OSError, psutil.Error):  # the process has ended
                 line = Path("/proc", number, "cmdline").read_bytes()
                 if config in line.split(b"\0") and any(word.encode() in line for word in words):
                     found.append(psutil.Process(int(number)))
@@ -69,7 +71,8 @@ class Started:
         return self._processes(DAEMON)
 
     def daemon(self) -> psutil.Process:
-        """The one daemon, once it serves and its starter has ended."""
+        """Waits until the daemon serves and its starter has ended. Returns the daemon; there must
+        be exactly one."""
         wait_until(self._is_up, timeout=60, what="the daemon that the library starts")
         (daemon,) = self.daemons()
         return daemon
@@ -78,8 +81,8 @@ class Started:
         return self.session.connection.serves() and not self.is_starting()
 
     def is_starting(self) -> bool:
-        """Whether the claim is held. A starter is not seen at once: its command line comes a moment
-        after the program goes on."""
+        """Returns whether a starter holds the claim, a lock on the file `starts`. `starters` may
+        still miss a new starter: it gets its command line a moment after the program continues."""
         try:
             claim = os.open(self.session.paths.starts, os.O_RDONLY)
         except FileNotFoundError:
@@ -96,7 +99,7 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """How many starts the library has counted, without those that were not needed."""
+        """Returns how many starts are recorded, without those that were not needed (odd times)."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
@@ -113,7 +116,7 @@ class Started:
         return "".join(log.read_text() for log in logs if log.exists())
 
     def end(self) -> None:
-        """Ends everything, as a test that has failed leaves it as well."""
+        """Kills all starters and daemons of the session, also those that a failed test leaves."""
         while self.is_starting() or not self.is_gone():
             for process in self._processes(STARTER, DAEMON):
                 process.kill()
@@ -129,7 +132,8 @@ class Started:
         timeout: float = 60,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program under the library, behind what is not under it."""
+        """Runs a program under the library. The command `prefix`, which runs the program, is not
+        under the library."""
         given = self.session.env(True, **(env or {}))
         library = [f"{name}={value}" for name, value in given.items()]
         return subprocess.run(
@@ -143,17 +147,18 @@ class Started:
         )
 
     def learn(self, **variables: str) -> None:
-        """Writes down what the configuration says, as a starter does, and starts nothing."""
+        """Records what the configuration says, as a starter does, but starts no daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
-            # It would look through the descriptors of all processes.
+            # The real function would look through the descriptors of all processes.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")
 
 
 def started(make: Callable[[], Session]) -> Iterator[Started]:
-    """For a fixture."""
+    """Yields a `Started` of the session that `make` returns, and ends its processes afterwards.
+    For fixtures."""
     found = Started(make())
     try:
         yield found
@@ -162,7 +167,7 @@ def started(make: Callable[[], Session]) -> Iterator[Started]:
 
 
 def stop(process: psutil.Process) -> None:
-    """In order, as the end of a job's step does."""
+    """Ends the process with SIGTERM, as the end of a job step does, and waits for its end."""
     process.send_signal(signal.SIGTERM)
     psutil.wait_procs([process], timeout=20)
 
@@ -189,7 +194,7 @@ def differs(site: Started, before: bytes) -> bool:
 
 
 def counted(site: Started) -> int:
-    """How many starts the library has counted, those that were not needed as well."""
+    """Returns how many starts are recorded, including those that were not needed."""
     data = times(site)
     return sum(any(data[at : at + 8]) for at in range(0, len(data), 8))
 
@@ -199,20 +204,21 @@ def times(site: Started) -> bytes:
 
 
 def age(site: Started, seconds: int = APART_S) -> None:
-    """Makes the starts so much older, by default so old that another one may follow at once."""
+    """Makes the recorded starts older by this time [s]. With the default, another start is allowed
+    at once."""
     with site.session.paths.starts.open("r+b") as file:
         times = struct.unpack("3Q", file.read())
         file.seek(0)
         file.write(struct.pack("3Q", *(max(0, when - seconds * 10**9) for when in times)))
 
 
-# A Python that writes down its arguments, and says something.
+# A fake Python that writes its arguments to a file, and a message to standard error.
 FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\necho it is broken >&2\n'
 
 
 def installed(site: Started, directory: Path, line: str, python: str) -> Path:
-    """An installation of the library alone, whose bin/monarch has this first line. Returns the
-    interpreter, a fake."""
+    """Makes an installation of the library alone, whose bin/monarch begins with `#!` and `line`.
+    Returns the installation's interpreter, which is a fake."""
     packages, programs = directory / "p/lib/python3.99/site-packages", directory / "p/bin"
     (packages / "monarch_py").mkdir(parents=True)
     programs.mkdir()

@@ -1,21 +1,21 @@
-/* Puts faults into the processes that a program's start of a daemon consists of. No tracer can
- * follow these (CLONE_UNTRACED), but a filter of system calls can: they inherit it, and it has a
- * supervisor asked.
+/* Makes faults in the processes that take part when a program starts a daemon. A tracer cannot
+ * follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a seccomp
+ * filter, which asks a supervisor before each of the listed system calls.
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made one after another, each once; one whose NUMBER is 0 is made at every such
- * call. WHO is
+ * The faults are made in the given order, each once; a fault whose NUMBER is 0 is made at every
+ * such call. WHO is
  *
- *   program  COMMAND; only what the library does for an open after the program's own openat
+ *   program  COMMAND; only the calls that the library makes for a start
  *   beside   a process that shares the program's memory, before its exec
  *   starter  the starter, after the exec
- *   daemon
- *   any      whoever makes the call
+ *   daemon   the daemon
+ *   any      any process
  *
- * CALL is a name from the table below. The fault meets the NUMBERth such call of one process, from
- * 1. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. LOG has a line for each fault that
- * was made: which one it is, from 0, and the process. */
+ * CALL is a name from the table below. The fault is made at the NUMBERth such call of one process,
+ * counted from 1. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. LOG gets a line for each
+ * fault that is made: the fault's index, from 0, and the process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -39,12 +39,12 @@
 #define SYS_close_range 436
 #endif
 #define MOST_FAULTS 24
-/* The test's own are below this. */
+/* All descriptors that the test passes on are below this number. */
 #define MOST_DESCRIPTORS 256
-/* The number of a call after a fault: the same process does not get the next one, but after another
- * open of its own. */
+/* The count of a process's calls after it got a fault. It is so low that the same process gets no
+ * second fault, unless an open of the program's own resets the count. */
 #define NOT_AGAIN (-1000000)
-/* No test takes longer [s]. */
+/* The supervisor ends after this time; no test takes longer [s]. */
 #define LIMIT_S 300
 
 #define CALL(name) \
@@ -59,7 +59,7 @@ static const struct {
 
 static struct fault {
     char who[16], call[16];
-    int number, after, error; /* error 0: the signal */
+    int number, after, error; /* if error is 0, the fault is the signal */
     int signal;
 } faults[MOST_FAULTS];
 static int fault_count, current;
@@ -146,7 +146,7 @@ static int met_by(const struct seccomp_notif *asked) {
     pid_t process = process_of((pid_t)asked->pid);
     const char *role = role_of(process);
     if (process == program && asked->data.nr == SYS_openat && !is_ours(&asked->data))
-        counted = 0; /* an open of the program's own */
+        counted = 0; /* the program itself has opened a file */
     for (int i = 0; i < fault_count; i++)
         if (!faults[i].after && is_about(&faults[i], &asked->data, role))
             return i;
@@ -162,7 +162,8 @@ static int met_by(const struct seccomp_notif *asked) {
     return current++;
 }
 
-/* The process stands in the call until it is answered, so that a signal meets it there. */
+/* The process is blocked in the system call until the supervisor answers, so a signal meets it
+ * there. */
 static void answer(int listener, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp response = {.id = asked->id,
                                           .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
@@ -175,11 +176,11 @@ static void answer(int listener, const struct seccomp_notif *asked) {
     } else if (at >= 0) {
         kill((pid_t)asked->pid, faults[at].signal);
     }
-    /* It fails where the signal has ended the call. */
+    /* This fails if the signal has already ended the call. */
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &response);
 }
 
-/* Ends when no process has the filter any more. */
+/* Answers until no process has the filter any more, then ends the supervisor. */
 static void supervise(int listener) {
     struct pollfd ready = {listener, POLLIN, 0};
     alarm(LIMIT_S);
@@ -220,7 +221,8 @@ static void send_to(int to, int fd) {
         die("sendmsg");
 }
 
-/* Has the supervisor asked before each call of the faults, and before each openat. */
+/* Installs the filter, which asks the supervisor before each call that a fault names. Returns the
+ * descriptor at which the supervisor receives the questions. */
 static int install(void) {
     struct sock_filter code[2 * MOST_FAULTS + 8];
     unsigned short n = 0;
@@ -252,7 +254,7 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is no child of the program, and holds none of its pipes. */
+    /* The supervisor is not a child of the program, and keeps none of its pipes open. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

@@ -24,7 +24,7 @@ from support.session import wait_until
 from support.steps import Steps
 
 
-@pytest.mark.long  # test_start_faults.py kills at each step, in a program without other steps
+@pytest.mark.long  # test_start_faults.py kills at each step as well, with a smaller program
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()
     with Steps(site.session, READER, files.path("f00001")) as reader:
@@ -48,7 +48,7 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
         kill(site.daemons, "the second start's daemon, before it serves")
         site.wait_for_starter()
         kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
-        # The program goes on, and makes no fourth attempt in these ten minutes.
+        # The program continues, and makes no fourth start within ten minutes of the first.
         for _ in range(20):
             read()
         assert (site.starts(), site.starters()) == (3, [])
@@ -95,9 +95,10 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
     site.daemon()
 
 
-@pytest.mark.long  # the next test does the same to a daemon of `monarch start`
+@pytest.mark.long  # the next test does the same with a daemon that `monarch start` has started
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
-    """None of them lives until a heart that stands still is seen."""
+    """Programs start a killed daemon again even if none of them lives long enough to notice that
+    its heartbeat has stopped."""
     assert site.run(CAT, files.path("f00001")).returncode == 0
     site.daemon()
     killed_and_started_again_by_short_programs(site, files.path("f00001"))
@@ -110,8 +111,9 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
 
 
 def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
-    """The configuration has the word, but says no: one starter finds that out for a program that
-    began before there was a record, and no other follows."""
+    """With `autostart: false`, no program starts a killed daemon again. For a program that began
+    before there was a record, one starter reads the configuration and records this; no second
+    starter runs."""
     record = unwished.session.paths.autostart
     with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
         reader.wait()
@@ -126,7 +128,7 @@ def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files:
 
         wait_until(is_recorded, what="the record", every=0.1)
         assert "wish no" in record.read_text().splitlines()
-        end = time.monotonic() + sized(1.5, 3)  # a program tries again after a second
+        end = time.monotonic() + sized(1.5, 3)  # a program would try again after a second
         while time.monotonic() < end:
             reader.go()
             reader.wait()

@@ -1,4 +1,4 @@
-"""What the first open costs, and many opens at once."""
+"""How long the first open takes, and programs that open a file at the same time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from autostart.started import CAT, Started
 from support.draws import sized
 from support.files import Files
 
-# An open and all of its processor time may take so long, in one of so many attempts [us]: others
-# use the processors as well.
+# In one of ATTEMPTS attempts, an open must take at most OPEN_US, and its processor time at most
+# CPU_US [us]. The other attempts may take longer, because other processes use the processors too.
 OPEN_US, CPU_US, ATTEMPTS = 2000, 1000, 20
 
 
 @pytest.mark.usefixtures("alone")
 def test_the_first_open_waits_for_no_daemon(site: Started, files: Files, places: Path) -> None:
-    """Nor is it slower in a program with much memory."""
+    """The first open does not wait until the daemon has started, even in a program with 512 MiB of
+    memory in use."""
     site.learn()
     found: list[tuple[int, int]] = []
     while not any(wall <= OPEN_US and cpu <= CPU_US for wall, cpu in found):
@@ -40,7 +41,8 @@ GATE = 'read -r _; exec "$0" "$1"'
 
 
 def crowd(site: Started, file: Path, count: int) -> None:
-    """Processes that open the file at once, none of which waits."""
+    """Runs `count` processes that open the file at the same time. Checks that all of them succeed,
+    and that they start one daemon."""
     inside, gate = os.pipe()
     waiting = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A fault at each step of a start: the program reads on, and a later open starts a daemon."""
+"""A fault at any step of a start: the program still reads, and a later open starts a daemon."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from support.files import Files
 from support.session import wait_until
 
 HERE = Path(__file__).parent
-# In the process between, in the one that becomes the starter, and there with the claim.
+# Kills before the start is recorded: in the child that makes the starter's process, in that process
+# itself, and in it while it takes and holds the claim.
 UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]), "beside:pwrite64"]
-# Before exec and after it; in a daemon that has its lock, and in one that is nearly ready.
+# Kills after the start is recorded: before the starter's exec and after it, in a daemon that has
+# its lock, and in one that is nearly ready.
 COUNTED = ["beside:execve", "starter:openat", *sized([], ["daemon:fallocate"]), "daemon:listen"]
-# A killed daemon is started again so often at once.
+# At most AT_ONCE starts are allowed within ten minutes; starts that are WITHIN_S old do not count.
 AT_ONCE = 3
 WITHIN_S = 601
 
@@ -54,7 +56,7 @@ def file(files: Files) -> Path:
 
 @pytest.fixture
 def plain(site: Started, opens: Path, file: Path) -> str:
-    """What the program gets without the library."""
+    """Returns what the program prints for an open without the library."""
     with Opens(site, opens, file, preload=False) as program:
         return program.open()
 
@@ -67,7 +69,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_end(site: Started, pid: int) -> None:
-    """Until the killed process has ended, and whoever waited for it as well."""
+    """Waits until the killed process has ended, and all other processes of the start."""
     wait_until(lambda: not is_alive(pid), what="the end of the killed process")
     site.wait_for_starter()
     wait_until(site.is_gone, what="the end of all that was started")
@@ -84,7 +86,8 @@ def latest(site: Started) -> int:
 
 
 def starts_as_ever(site: Started, program: Opens, plain: str) -> None:
-    """An open starts a daemon, which leaves nothing behind at its end."""
+    """Checks that an open starts a daemon, and that the stopped daemon leaves only the usual
+    files."""
 
     def serves() -> bool:
         assert program.open() == plain
@@ -144,7 +147,8 @@ def open_by(process: psutil.Process) -> set[str]:
 def test_descriptors_are_closed_without_close_range(
     site: Started, file: Path, opens: Path, faulter: Path, plain: str, tmp_path: Path
 ) -> None:
-    """As before Linux 5.9. The starter is looked at while its daemon stands still."""
+    """The starter and the daemon inherit no descriptors of the program, even without close_range
+    (Linux before 5.9). The daemon is stopped while the test looks at both processes."""
     site.learn()
     calls = ["any:close_range:0:ENOSYS", "daemon:listen:1:stop"]
     faults = Faulter(faulter, tmp_path / "made", calls)
@@ -167,7 +171,8 @@ def test_descriptors_are_closed_without_close_range(
     assert set(faults.made()) == {0, 1}
 
 
-# What the library itself opens for a start, and what the processes need that it makes.
+# Errors of the calls that the library makes for a start: in the program, and in the processes that
+# become the starter.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),
@@ -212,7 +217,7 @@ def test_a_program_without_a_free_descriptor_starts_a_daemon_once_it_has_one(
     site.learn()
     python = installed(site, tmp_path, "/gone/bin/python3.99", "python3.99")
     with Opens(site, opens, file) as program:
-        end = time.monotonic() + 0.5  # two attempts
+        end = time.monotonic() + 0.5  # long enough for two attempts
         while time.monotonic() < end:
             assert program.open("last") == plain
         assert site.starts() == 0

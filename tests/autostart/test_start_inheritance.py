@@ -1,4 +1,4 @@
-"""What the daemon does not inherit of the program that starts it, and who sees the daemon end."""
+"""What the daemon does not inherit from the program that starts it, and when the daemon ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from monarch_py.daemon.server import Daemon
 
 # --- what the daemon does not inherit ------------------------------------------------------------
 
-# What a launcher and a careless script do to the first rank.
+# Reads the file after it has changed signals, umask, limits and descriptors, as a launcher or a
+# careless script may do for the first rank.
 ROUGH = """
 trap '' TERM INT HUP USR1 PIPE; umask 777
 ulimit -S -v 4000000; ulimit -S -t 100; ulimit -S -f 99999; ulimit -S -n 64
@@ -41,7 +42,7 @@ def bound() -> list[str]:
 def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> None:
     file = files.path("f00001")
     odd = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/nowhere", "LD_LIBRARY_PATH": "/nowhere"}
-    # The pipeline ends although the daemon lives.
+    # The pipeline ends although the daemon still runs.
     done = site.run("sh", "-c", ROUGH, CAT, file, prefix=bound(), env=odd)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
     daemon = site.daemon()
@@ -71,7 +72,7 @@ def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> 
     assert streams == ["/dev/null"] * 2
 
 
-# --- who inherits it -----------------------------------------------------------------------------
+# --- when the daemon ends, and which process adopts it -------------------------------------------
 
 
 @pytest.mark.long  # test_an_ordinary_user_is_served_with_the_tiers_of_the_site does the same
@@ -109,7 +110,8 @@ def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
 
 
 def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
-    """Nobody is attached while `monarch warm` has left it to work."""
+    """A daemon that makes copies counts as used, even if no program is attached, as after
+    `monarch warm`."""
     engine = SimpleNamespace(bytes_from_source=0, bytes_from_peers=0)
     daemon = SimpleNamespace(
         shared=SimpleNamespace(totals=lambda: {"opens": 0}), filler=SimpleNamespace(engine=engine)
@@ -122,7 +124,7 @@ def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
     assert not watch._is_used()
 
 
-# How the program is started; in some the daemon is killed with the program.
+# How the program is started. The end of the PID namespace kills the daemon with the program.
 FIRSTS = {
     "tini": ["tini", "-s", "--", "bash", "-c", '"$@" & wait $!', "bash"],
     "namespace": ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", '"$@"; true', "bash"],
@@ -149,7 +151,8 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         return site.starts() == count
 
     if first == "namespace":
-        # Its end kills all that is in it, the starter as well, perhaps before the start counts.
+        # The end of the namespace kills all processes in it. It may kill the starter before the
+        # start is recorded.
         wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
         age(site)

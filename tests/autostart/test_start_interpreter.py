@@ -1,4 +1,4 @@
-"""The interpreter that an open starts, and for which it does not wait."""
+"""Which interpreter an open starts, and that the open does not wait for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LINES = {
 def test_the_interpreter_is_the_one_that_has_installed_the_library(
     site: Started, files: Files, tmp_path: Path, line: str
 ) -> None:
-    """pip writes its path into bin/monarch; in a tree that was moved it lies in bin."""
+    """The interpreter is the one that the first line of bin/monarch names, as pip writes it. If the
+    installation was moved, or the line is too long, it is the Python in the same bin."""
     first, name = LINES[line]
     site.learn()
     python = installed(site, tmp_path, first.format(tmp_path), name)

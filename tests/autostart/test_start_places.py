@@ -14,7 +14,7 @@ from autostart.started import CAT, Started, needs
 from support.files import Files
 from support.session import Session, wait_until
 
-# A root of its own, in which the file, the configuration and /proc have their names.
+# Makes a directory for a chroot, in which the file, the configuration and /proc keep their paths.
 JAIL = """
 mkdir -p "$0/proc" "$0$1"
 mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"
@@ -22,7 +22,7 @@ shift; exec "$@"
 """
 
 
-# Those where any user may go, and those of root.
+# Any user can set up the situations in ANYWHERE; the others need root.
 ANYWHERE = ["handler", "vfork", "subreaper", "privileges"]
 PLACES = [*ANYWHERE, "first process", "mounts", "root", "group", "pids", "net"]
 

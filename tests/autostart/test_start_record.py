@@ -1,4 +1,4 @@
-"""What the record of a configuration says, and for whom."""
+"""The records of a configuration: what they say, and for which jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.session import wait_until
 
 
 def recorded(site: Started) -> list[str]:
-    """MONARCH_SOURCE of each record; "" where it is not set."""
+    """Returns the value of MONARCH_SOURCE in each record; "" if the record has none."""
     lines = site.session.paths.autostart.read_text().splitlines()
     values = [line.split() for line in lines if line.startswith("value MONARCH_SOURCE")]
     return [value.partition("=")[2] for _, value in values]
@@ -20,7 +20,8 @@ def recorded(site: Started) -> list[str]:
 def test_jobs_with_other_variables_have_records_of_their_own(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """The library asks a starter once for each, and then no more."""
+    """For each value of MONARCH_SOURCE, one starter makes a record; later jobs with the same value
+    need no starter."""
     (tmp_path / "elsewhere").write_text("x")
     (tmp_path / "more").mkdir()
     site.learn()
@@ -47,7 +48,8 @@ def test_jobs_with_other_variables_have_records_of_their_own(
 def test_a_record_of_another_time_holds_no_more(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """The configuration has changed since, so that a starter looks, and replaces the record."""
+    """If the configuration has changed since it was recorded, a starter reads it again and replaces
+    the record."""
     (tmp_path / "elsewhere").write_text("x")
     site.learn()
     before = site.session.paths.autostart.read_text()
@@ -60,7 +62,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """As many as the library reads: of the first kind 16, of the second what has room."""
+    """As many of the latest records stay as the library reads: 16 short ones, or as many long ones
+    (of about 3 kB) as have room, at least 8."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):
@@ -80,7 +83,7 @@ def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) ->
 def test_each_daemon_is_told_of_a_new_source_once(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """The next daemon does not know it, and is told again."""
+    """A daemon is told once of a source that it does not know; the next daemon is told again."""
     more = tmp_path / "more"
     more.mkdir()
     known, new = ({"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:{more}"))

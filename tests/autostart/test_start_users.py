@@ -36,8 +36,8 @@ class OfAlice(Session):
 
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
-    """Its configuration names tiers alone, as a site's does; users name their dataset."""
-    as_user(ALICE)  # skips
+    """Yields a session of Alice, whose shared memory and tier are writable by all users."""
+    as_user(ALICE)  # skips the test where no program can run as Alice
 
     def make() -> Session:
         place, mount = open_place / "session", open_place / "local"
@@ -54,7 +54,8 @@ def alices(open_place: Path) -> Iterator[Started]:
 
 
 def as_site(session: Session) -> dict[str, str]:
-    """Makes the configuration the site's. Returns the environment of its users."""
+    """Removes the source from the configuration, as in a site's. Returns the environment of a user,
+    who names the dataset."""
     lines = session.config.read_text().splitlines(keepends=True)
     at = lines.index("sources:\n")
     session.config.write_text("".join(lines[:at] + lines[at + 2 :]))
@@ -98,13 +99,14 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]
 
 
-# What gives a program other rights than its user's.
+# How a program gets rights that its user does not have; "none" is for comparison.
 RIGHTS = ["none", "set-uid", "capability"]
 PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]
 
 
 def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
-    """A program, and its own copy of the library, whose interpreter is a fake."""
+    """Builds the program, and installs a copy of the library with a fake interpreter. Returns the
+    paths of the program and of the library."""
     interpreter = installed(site, place, "/gone/bin/python3.99", "python3.99")
     library = site.session.preload
     for path in (*interpreter.parents, *library.parents):
@@ -116,7 +118,8 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """What a start makes, also where MONARCH_SHM does not count."""
+    """Returns the session directories that starts have made: below MONARCH_SHM, and below /dev/shm
+    in case the library ignores that variable."""
     name = site.session.paths.path.name
     return [
         found for top in (site.session.shm, Path("/dev/shm")) for found in top.glob(f"*/{name}")
@@ -124,7 +127,8 @@ def sessions(site: Started) -> list[Path]:
 
 
 def said_by(site: Started, *words: str | Path) -> tuple[int, int, int]:
-    """Runs the program as Alice, with all rights that it may have."""
+    """Runs the program as Alice. Returns what it prints: AT_SECURE, whether the library is mapped,
+    and how many bytes it has read."""
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config), MONARCH_AUTOSTART="1")
     ids = [f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
     command = ["setpriv", *ids, *map(str, words)]
@@ -157,7 +161,8 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 def test_a_program_that_takes_another_user_starts_nothing(
     alices: Started, open_place: Path, how: str, uid: int
 ) -> None:
-    """One that loads the library takes the user before, so that nothing changes afterwards."""
+    """A program that has made Alice its effective user starts nothing. With user 0 nothing changes,
+    so it starts a daemon. A program that loads the library changes the user before that."""
     program, library = built(alices, open_place, how)
     env = alices.session.env(False, MONARCH_CONFIG=str(alices.session.config))
     words = [str(program), str(open_place / "source/f00001"), str(library), str(uid)]

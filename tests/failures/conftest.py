@@ -1,4 +1,4 @@
-"""Slow sources, and mounts that outlive the sessions on them."""
+"""Fixtures: a slow source, and sessions that end before the mounts below them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 @pytest.fixture
 def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """Its kernel remembers no attributes."""
+    """Yields a slow source whose attributes the kernel does not cache."""
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
     mountpoint.mkdir()
     backing.mkdir()
@@ -26,5 +26,6 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """As everywhere, but daemons end before the mounts below them go."""
+    """The usual factory, but its daemons end before `mounts` unmounts the file systems that they
+    use."""
     return session_factory

@@ -1,10 +1,10 @@
-/* Forks while another thread is in the middle of a read that a copy serves.
+/* Forks while another thread is reading from a copy.
  *
  *   fork_race pread|read FILE
  *
- * Opens FILE, says so and waits for a line: then its copy is there. A thread reads; while it is
- * held before its system call on the copy, another one forks. Writes whether it was held, and how
- * many descriptors more than the program the child has.
+ * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. A thread reads
+ * FILE; while it is held before its system call on the copy, another thread forks. Prints whether
+ * the reader was held, and how many more descriptors the child has than the program had.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 
 #include "hold.h"
 
-#define OF_HOLD 10 /* descriptors that hold has then: two pipes and a filter for each thread */
+#define OF_HOLD 10 /* hold's own descriptors: two pipes and a filter for each thread */
 
 static int fd, before, status = -1;
 static const char *call;
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     call = argv[1];
     fd = open(argv[2], O_RDONLY);
     must(fd >= 0, "open");
-    must(lseek(fd, 0, SEEK_SET) == 0, "lseek"); /* it will not become the copy's */
+    must(lseek(fd, 0, SEEK_SET) == 0, "lseek"); /* prevents the promotion of the descriptor */
     puts("open");
     fflush(stdout);
     getchar();

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LIMIT_MS 60000
-#define FIRST_NUMBER 600 /* the low ones are the program's */
+#define FIRST_NUMBER 600 /* hold's descriptors begin here; low numbers are the program's */
 
 struct thread {
     pthread_t id;
@@ -24,8 +24,8 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* can be read when there is a listener, and when it has ended */
-    int begins, into_begin; /* can be read when it may begin */
+    int done, into_done;    /* a pipe: a byte when the listener exists, another at the end */
+    int begins, into_begin; /* a pipe: a byte when the thread may begin */
 };
 
 void must(int holds, const char *what) {
@@ -35,7 +35,8 @@ void must(int holds, const char *what) {
     }
 }
 
-/* From here on each such call of this thread waits for an answer. */
+/* From here on, each such call of this thread waits until the listener has answered. Returns the
+ * listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {
@@ -91,7 +92,8 @@ static void begin(struct thread *t) {
     must(write(t->into_begin, "", 1) == 1, "write");
 }
 
-/* Waits until the thread asks, or is done; whether it asks, which is then in *asked. */
+/* Waits until the thread is held before a call, or has ended. Returns whether it is held; *asked
+ * then describes the call. */
 static int asks(const struct thread *t, struct seccomp_notif *asked) {
     struct pollfd at[] = {{.fd = t->listener, .events = POLLIN}, {.fd = t->done, .events = POLLIN}};
     do
@@ -107,10 +109,10 @@ static int asks(const struct thread *t, struct seccomp_notif *asked) {
 static void let_go(const struct thread *t, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp go = {.id = asked->id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
     if (ioctl(t->listener, SECCOMP_IOCTL_NOTIF_SEND, &go) != 0)
-        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1); /* Linux 5.5 */
+        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1); /* EINVAL before Linux 5.5 */
 }
 
-/* All that a thread still asks is granted. */
+/* Lets the thread make all its further calls, until it ends. */
 static void *finish(void *data) {
     struct thread *t = data;
     struct seccomp_notif asked;

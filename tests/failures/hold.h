@@ -1,21 +1,22 @@
-/* Two threads in an order that chance would hardly bring. */
+/* Runs two threads in an order that would hardly come about by chance. */
 #ifndef HOLD_H
 #define HOLD_H
 
 #define HOLD_UNAVAILABLE 77 /* the status with which hold ends the program where it cannot work */
 
-/* Runs `first` in a thread. When that is about to make the system call `call` for the nth time,
- * with `argument` as its first argument (-1: whichever), it is held by a seccomp filter, and
- * `second` runs in another thread. The call is made when `second` is done, or when it waits for it,
- * which shows as a sched_yield. Returns, both being done, whether there was such a call. */
+/* Runs `first` in a thread. When this thread is about to make the system call `call` for the nth
+ * time, with `argument` as its first argument (-1: any), a seccomp filter holds it, and `second`
+ * runs in another thread. The held call is made when `second` has returned, or when `second` calls
+ * sched_yield, which shows that it waits for the first thread. Returns whether `first` made such a
+ * call, after both functions have returned. */
 int hold(int call, long argument, int nth, void (*first)(void), void (*second)(void));
 
-/* Runs `first` in a thread, and `meanwhile` in the caller's whenever that is about to make such a
- * call, which is made when `meanwhile` is done. Returns, `first` being done, how many there were.
- */
+/* Runs `first` in a thread. Before each such system call of this thread, the calling thread runs
+ * `meanwhile`; the call is made after that. Returns how many such calls there were, once `first`
+ * has returned. */
 int hold_each(int call, long argument, void (*first)(void), void (*meanwhile)(void));
 
-/* Ends the program with a message, unless it holds. */
+/* If `holds` is 0, ends the program with a message. */
 void must(int holds, const char *what);
 
 #endif

@@ -1,11 +1,12 @@
-/* Changes a POSIX lock while descriptors that the program never had are closed again and again:
- * those with which a lock is put on a copy's file.
+/* Changes a POSIX lock while the library closes descriptors of its own again and again: those that
+ * it opens to lock the file of a copy.
  *
  *   lock_crowd fcntl|lockf FILE OTHER
  *
- * A thread takes a lock of FILE by fcntl, or gives one back by lockf. Before each fcntl that comes
- * of it, MOST times at most, another puts a lock on a new descriptor of OTHER. Writes what came of
- * it, whether there were so many, and what comes of the same call when nothing is closed any more.
+ * A thread takes a lock of FILE with fcntl, or releases one with lockf. Before each fcntl system
+ * call of this, at most MOST times, another thread locks and closes a new descriptor of OTHER.
+ * Prints the result, whether this was done MOST times, and the result of the same call when nothing
+ * is closed any more.
  */
 #include <errno.h>
 #include <fcntl.h>

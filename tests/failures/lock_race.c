@@ -1,12 +1,12 @@
-/* Changes a POSIX lock while another thread closes a descriptor of the file that the program never
- * had: the one with which a lock is put on a copy's file.
+/* Changes a POSIX lock while the library closes a descriptor of the same file in another thread:
+ * the descriptor that it opens to lock the file of a copy.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
- * Of two descriptors of FILE, one thread locks the second by flock, and is held before the close,
- * if there is one; another takes, gives back or converts a POSIX lock through the first, or has
- * waited for it since before, and gets it now. Writes: whether there was a close, and what a child
- * finds locked.
+ * The program has two descriptors of FILE. One thread locks the second by flock, and is held before
+ * the library's close, if there is one. Meanwhile another thread takes, releases or converts a
+ * POSIX lock through the first descriptor, or gets the lock for which it has waited since before.
+ * Prints whether there was a close, and which ranges a child finds locked.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -42,7 +42,8 @@ static void changes(void) {
 
 static int into_writer;
 
-/* A program of its own, without the library, that has the file's end locked until it is told. */
+/* The main function of a separate program, without the library: it locks the file from byte 100 on,
+ * and keeps the lock until it gets a byte. */
 static int write_lock(const char *path) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 100};
     int fd = open(path, O_RDWR);
@@ -67,7 +68,7 @@ static void start_writer(char **argv) {
     must(read(out[0], &byte, 1) == 1, "the writer");
 }
 
-/* "1: -> POSIX  ADVISORY  READ 1234 ..." */
+/* A waiting lock's line is "1: -> POSIX  ADVISORY  READ 1234 ..." */
 static int is_waiting(void) {
     char line[256], mine[32];
     int found = 0;
@@ -100,7 +101,7 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* it is of the source from now on */
+    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* the descriptor is the source's from now on */
     if (has_waited) {
         start_writer(argv);
         must(pthread_create(&waiter, NULL, waits, NULL) == 0, "pthread_create");
@@ -109,7 +110,8 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "lock") != 0) {
         change(F_SETLK, F_RDLCK, 0);
     }
-    /* The lowest number: of a path first, and then of the file. */
+    /* The library opens a path and then the file, each at the lowest free number. Its second close
+     * of that number is the file's. */
     int lowest = dup(0);
     close(lowest);
     printf("%d\n", hold(SYS_close, lowest, 2, locks_second, has_waited ? is_granted : changes));

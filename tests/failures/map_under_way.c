@@ -1,10 +1,10 @@
-/* What becomes of a mapping whose descriptor another thread takes away while mmap waits for a copy.
+/* Closes or replaces a descriptor while another thread maps it and waits for a copy in mmap.
  *
  *   map_under_way WHAT FILE OTHER
  *
- * A thread maps FILE; once it waits, or has mapped, the main thread closes the descriptor, or puts
- * OTHER in its place. Writes whether mmap waited on standard error, and the first bytes that are
- * mapped, as hexadecimal digits, on standard output.
+ * A thread maps FILE. Once it waits, or has mapped it, the main thread closes the descriptor, or
+ * (WHAT is dup2) puts OTHER in its place. Prints on standard error whether mmap waited, and on
+ * standard output the first mapped bytes as hexadecimal digits.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static void *map(void *nothing) {
     return nothing;
 }
 
-/* Whether the thread sleeps in the wait for a copy. */
+/* Returns whether the thread sleeps in a futex call: the library's wait for a copy. */
 static int waits(void) {
     char path[64];
     long number = -1;

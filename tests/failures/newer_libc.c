@@ -1,5 +1,5 @@
-/* Functions of newer libcs, for those that lack them: a library that stands behind ours, as libc
- * does. What a function calls for its work, nobody sees.
+/* Functions of newer versions of libc, for systems whose libc lacks them. This library is loaded
+ * behind Monarch's, as libc is, so Monarch does not see the calls inside these functions.
  */
 #include <dlfcn.h>
 #include <errno.h>

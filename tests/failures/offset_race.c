@@ -1,10 +1,10 @@
-/* Puts another file on a descriptor's number while a read of it is about to move the offset.
+/* Replaces the file of a descriptor while a read of the descriptor is about to move the offset.
  *
  *   offset_race read|readv FILE OTHER AT N
  *
  * A thread reads N bytes of FILE at the descriptor's offset. While it is held before its lseek, if
- * it makes one, another puts OTHER, positioned at AT, on the number by dup2. Writes: whether there
- * was an lseek, the offset of OTHER, how much was read, and that.
+ * it makes one, another thread puts OTHER, whose offset is AT, on the number by dup2. Prints
+ * whether there was an lseek, the offset of OTHER, how many bytes were read, and these bytes.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,12 +1,13 @@
-/* Closes a descriptor while another thread, of a lower real-time priority on the same processor, is
- * in the middle of its promotion.
+/* Closes a descriptor while another thread, which has a lower real-time priority on the same
+ * processor, is promoting it.
  *
  *   priority_race FILE
  *
- * Opens FILE, says so, and waits for a line: there must be a copy by then. A thread reads from it,
- * and is held before the copy comes to the number. When one that is more important has worked in
- * vain for WORK_NS to close it, the other may go on, if it is given the processor. Writes whether
- * there was such a moment, and whether the close was done before it should.
+ * Opens FILE, prints "opened", and waits for a line; FILE must have a copy by then. A thread reads
+ * from FILE, and is held before it puts the copy on the descriptor's number. A thread of higher
+ * priority closes the number. Once the closer has used WORK_NS of processor time in vain, the
+ * reader is let go, and continues if the closer leaves it the processor. Prints how often the
+ * reader was held, and whether the close was done too early.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,7 +23,7 @@
 #include "hold.h"
 
 #define WORK_NS 500000
-/* Who works for longer without a sleep ends the program [us]. */
+/* If a thread runs for longer than this without sleeping, the kernel ends the program [us]. */
 #define LIMIT_US 1000000
 
 enum { READER = 1, CLOSER, MAIN };

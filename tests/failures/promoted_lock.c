@@ -1,10 +1,11 @@
-/* Locks a file through a descriptor that is becoming its copy's.
+/* Locks a file through a descriptor while another thread promotes it to the copy.
  *
  *   promoted_lock flock|fcntl FILE
  *
- * Opens FILE, says so and waits for a line: then its copy is there. A thread reads by pread; while
- * it is held before the copy comes to the number, if it does, another one locks FILE for reading
- * through it. Writes whether it was held, and "locked" if another program finds that lock.
+ * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. A thread reads
+ * by pread. While it is held before it puts the copy on the descriptor's number, if it does,
+ * another thread takes a shared lock through the descriptor. Prints whether the reader was held,
+ * and "locked" if another program finds that lock.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,7 +32,7 @@ static void reads(void) {
 
 static void locks(void) { must(lock(fd, F_RDLCK, LOCK_SH) == 0, "lock"); }
 
-/* A program of its own, without the library. */
+/* The main function of a separate program, without the library. */
 static int look(const char *path) {
     int is_free = lock(open(path, O_RDWR), F_WRLCK, LOCK_EX | LOCK_NB) == 0;
     puts(is_free ? "free" : "locked");

@@ -1,14 +1,15 @@
-/* Threads and children that read files by offsets, close, reopen and duplicate, on numbers that
- * come and go, while the test drops the copies of everything again and again.
+/* Threads and children read files at offsets, and close, reopen and duplicate descriptors, while
+ * the test drops the copies of all files again and again.
  *
- *   make SOURCE                     the files
- *   run SOURCE SCRATCH SECONDS      prints, as JSON, how often each thing was done, and what was
- *                                   wrong, each of which is also told on standard error
+ *   make SOURCE                     makes the files
+ *   run SOURCE SCRATCH SECONDS      prints as JSON how often each operation was done, and the
+ *                                   number of errors; describes errors on standard error
  *
- * Whoever opens a file owns its number until it has put it into one of the slots, where all threads
- * read it and one of them closes it in the end. Owners check that a number is exactly their file;
- * readers of slots may be late, and find the number closed, or any file on it: also the copy that
- * the library has open there while it reads for another thread, of which a part may be missing.
+ * A thread that opens a file owns the descriptor's number until it puts it into a slot. All threads
+ * read the numbers in the slots, and one of them closes each number in the end. An owner checks
+ * that the number is exactly its file. A reader of a slot may be late: then the number is closed,
+ * or any other file is open there. This may also be a copy that the library has open while it reads
+ * for another thread, and of which a part may still be missing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -28,11 +29,11 @@
 #define FILES 120
 #define THREADS 6
 #define SLOTS 12
-#define SCRATCHES 4 /* files of no source, by their numbers behind those of the source */
+#define SCRATCHES 4 /* files outside the source, numbered after those of the source */
 #define LARGEST 700000
-#define TOLD 20 /* of what was wrong */
+#define TOLD 20 /* at most this many errors are described on standard error */
 
-/* What is done, and counted. */
+/* The operations that are counted. */
 #define DEEDS(X) \
     X(preads)    \
     X(late) X(reads) X(closes) X(dup2s) X(dups) X(close_ranges) X(fcloses) X(forks) X(vforks)
@@ -49,9 +50,9 @@ static ino_t inode[FILES + SCRATCHES];
 static uint64_t done[deeds], wrong;
 static volatile int over;
 
-/* A number that all threads read. `file` is what its owner put there. */
+/* A descriptor's number that all threads read. `file` is the file that its owner opened there. */
 static struct slot {
-    pthread_mutex_t lock; /* of those that replace it */
+    pthread_mutex_t lock; /* held by a thread that replaces the number */
     int fd, file;
 } slots[SLOTS];
 
@@ -102,7 +103,8 @@ static void make_file(unsigned k) {
         fail(path);
 }
 
-/* The file that `n` bytes from `at` on are of; -1 if they are of none, or of several. */
+/* Returns the file to which the `n` bytes at offset `at` belong, or -1 if they belong to none or to
+ * several. */
 static int file_of(const uint64_t *words, size_t n, size_t at) {
     unsigned k = (unsigned)(words[0] >> 40) - 1;
     if (n % 8 || k >= FILES + SCRATCHES)
@@ -113,7 +115,8 @@ static int file_of(const uint64_t *words, size_t n, size_t at) {
     return (int)k;
 }
 
-/* The same of what may not be written yet, where there are zeros: no word of a file is 0. */
+/* Returns whether all nonzero words are of one file. A part of a copy that is not written yet reads
+ * as zeros; no word of a file is 0. */
 static int is_of_one_file(const uint64_t *words, size_t n, size_t at) {
     unsigned k = FILES + SCRATCHES;
     for (size_t i = 0; i < n; i += 8) {
@@ -131,7 +134,8 @@ static int is_of_one_file(const uint64_t *words, size_t n, size_t at) {
 
 #define MOST 65536
 
-/* A range of file k, of whole words, in one of the ways that leave the position alone. */
+/* Reads a random range of whole words of file k, by pread or preadv, which do not move the
+ * descriptor's offset. */
 static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, size_t *at,
                           size_t *n) {
     *at = below(rng, size_of(k) / 8) * 8;
@@ -142,7 +146,7 @@ static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, si
     return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
 }
 
-/* That our own number is file k: its attributes, its bytes. */
+/* Checks that a descriptor that only this thread uses is file k, by its bytes and its inode. */
 static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -158,7 +162,7 @@ static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
                  (unsigned)st.st_nlink);
 }
 
-/* A number that others may have closed: all bytes that it gives are of one file. */
+/* Reads a number that other threads may close or replace. Checks that all bytes are of one file. */
 static void read_slot(struct slot *s, uint64_t *rng) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -171,7 +175,8 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* A pipe's number answers ESPIPE; beyond the end of another file there is nothing. */
+    /* If the number is now a pipe, the read fails with ESPIPE; beyond the end of another file, it
+     * returns 0. */
     if ((r < 0 && errno != EBADF && errno != ESPIPE) ||
         (r > 0 && !is_of_one_file(words, (size_t)r, at)))
         is_wrong("a slot: %zd bytes at %zu of %d are not of one file (%s)\n", r, at, k,
@@ -194,7 +199,7 @@ static unsigned some_file(uint64_t *rng) {
     return (unsigned)(below(rng, 5) ? below(rng, FILES) : FILES + below(rng, SCRATCHES));
 }
 
-/* By a close of either kind; the number may be another's at once. */
+/* Closes the descriptor by close or close_range. Another thread may get the number at once. */
 static void leave(int fd, uint64_t *rng) {
     if (below(rng, 3)) {
         count(closes);
@@ -205,7 +210,8 @@ static void leave(int fd, uint64_t *rng) {
     }
 }
 
-/* A file of our own for a while, then for all in the slot, whose number goes. */
+/* Opens a file, checks it while no other thread uses it, and puts it into the slot for all threads.
+ * The slot's old number is closed, or becomes the new file by dup2. */
 static void replace(struct slot *s, uint64_t *rng) {
     unsigned k = some_file(rng);
     int fd = open_file(k);
@@ -218,7 +224,7 @@ static void replace(struct slot *s, uint64_t *rng) {
     int old = s->fd;
     if (old >= 0)
         check(old, (unsigned)s->file, rng, "whoever closes it");
-    if (old >= 0 && below(rng, 3) == 0) { /* the number stays and becomes another file's */
+    if (old >= 0 && below(rng, 3) == 0) { /* keep the number, and put the new file on it */
         __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
         count(dup2s);
         if (dup2(fd, old) != old)
@@ -238,7 +244,8 @@ static void replace(struct slot *s, uint64_t *rng) {
 /* --- other things that programs do --------------------------------------------------------------
  */
 
-/* By offsets first, which may promote it, and then from its beginning to its end. */
+/* Reads a file at offsets first, which may promote the descriptor, and then from its beginning to
+ * its end. */
 static void read_through(uint64_t *rng) {
     uint64_t words[MOST / 8];
     unsigned k = (unsigned)below(rng, FILES);
@@ -288,7 +295,8 @@ static void stream(uint64_t *rng) {
     fclose(f);
 }
 
-/* A child uses what is its own by then, and takes nothing from its parent. */
+/* Forks a child that reads and closes inherited descriptors. Checks that the child reads the right
+ * file, and that the parent's descriptor is not affected. */
 static void with_child(uint64_t *rng) {
     unsigned k = (unsigned)below(rng, FILES);
     int fd = open_file(k), status = 0;
@@ -311,7 +319,8 @@ static void with_child(uint64_t *rng) {
     close(fd);
 }
 
-/* As subprocess does it: the child closes everything in our memory. */
+/* Closes all descriptors in a child of vfork, as Python's subprocess does. The child runs in the
+ * parent's memory, but the parent's descriptor must stay open. */
 static void with_vforked_child(uint64_t *rng) {
     unsigned k = (unsigned)below(rng, FILES);
     int fd = open_file(k), status = 0;

@@ -1,12 +1,14 @@
-/* What other threads do to a descriptor while a read of it waits for another one at a slow source.
+/* Uses a descriptor in the main thread while one read of it waits for another read, which waits for
+ * a slow source.
  *
  *   read_under_way WHAT FILE OTHER N
  *
- * A thread reads N bytes of FILE by a system call of its own, so that nobody sees it, and another
- * reads behind them by read(2): it waits in the kernel for the first. Then the main thread does
- * WHAT. Writes, a line each: what came of it, and of OTHER's offset; what the first read gave, and
- * the second; and, on standard error, how long WHAT took, and how much processor time [us]. Ends
- * with 75 if a read was over before it was seen to wait, and nothing was tried.
+ * A thread reads N bytes of FILE by a direct system call, which the library does not see. A second
+ * thread reads the bytes behind them by read(2), and waits in the kernel for the first read. Then
+ * the main thread does WHAT. Prints a line each: WHAT's result, OTHER's offset, the results of the
+ * first and of the second read, and FILE's offset. Standard error gets how long WHAT took, and its
+ * processor time [us]. Ends with status 75, without WHAT, if a read ended before it was seen to
+ * wait.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +31,7 @@ static int fd, other;
 static size_t length;
 static ssize_t got[2];
 static char *data[2];
-static volatile int threads[2], signals; /* their numbers, once they run */
+static volatile int threads[2], signals; /* the thread IDs, once the threads run */
 static volatile int over[2];
 
 static void must(int holds, const char *what) {
@@ -53,8 +55,8 @@ static void *reads(void *nothing) {
     return nothing;
 }
 
-/* Until the thread sleeps and no signal would end that. It may not come to it: a fill reads the
- * same file, and the kernel keeps what it has read. */
+/* Waits until the thread is in an uninterruptible sleep (state D). The read may end without one: a
+ * fill reads the same file, and then the bytes are in the page cache. */
 static void await_sleep(int number) {
     char path[64], state[2] = "";
     while (!threads[number])
@@ -78,7 +80,7 @@ static int set_lock(void) {
     return fcntl(fd, F_SETLK, &lock);
 }
 
-/* Nothing can be opened any more, /proc neither. */
+/* Uses up all descriptors, so that no file can be opened any more, not even in /proc. */
 static void use_all_numbers(void) {
     struct rlimit limit;
     must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");

@@ -1,10 +1,11 @@
-/* Gives up the right to read everything while another thread looks whether the process has it.
+/* Drops the capability to read all files while another thread checks whether the process has it.
  *
  *   rights_race FILE
  *
- * FILE has a copy. A thread opens it, and is held in its look, once a second, between the rights
- * and the switch files; meanwhile another drops its capabilities. Writes whether there was such a
- * look, and the name that the kernel has for what the next open gives.
+ * FILE has a copy. A thread opens FILE. Once a second, an open checks the process's rights and then
+ * looks for switch files; the thread is held between the two. Meanwhile another thread drops all
+ * capabilities. Prints whether there was such a check, and the path of the file that the next open
+ * gives.
  */
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -42,7 +43,8 @@ int main(int argc, char **argv) {
     opens();
     for (long now = second(); second() == now;)
         usleep(1000);
-    /* Is the session there? Is this the daemon's name space of users? Is there a switch file? */
+    /* The check makes three newfstatat calls: for the session, for the user namespace, and for a
+     * switch file. */
     int is_held = hold(SYS_newfstatat, -1, 3, opens, drops), fd = open(file, O_RDONLY);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     must(syscall(SYS_readlinkat, AT_FDCWD, link, name, sizeof name - 1) > 0, "readlink");

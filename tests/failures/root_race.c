@@ -1,10 +1,10 @@
-/* Changes the process's root while another thread finds out whether the source is seen in it.
+/* Changes the process's root while another thread checks whether the source is visible in it.
  *
  *   root_race FILE ROOT NTH
  *
- * A thread opens FILE, and is held before its NTH look at a name, if there is one; another makes
- * ROOT the root. Writes whether there was a look, and what FILE is then: its size and its first
- * bytes.
+ * A thread opens FILE, and is held before its NTH newfstatat, if there is one. Meanwhile another
+ * thread calls chroot(ROOT). Prints whether the first thread was held, and the size and the first
+ * bytes of FILE after that.
  */
 #include <fcntl.h>
 #include <stdio.h>

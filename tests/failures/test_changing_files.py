@@ -1,4 +1,4 @@
-"""Source files that others change while they are filled: a copy is one version, never a mixture."""
+"""Source files that change while they are copied: a copy is one version, never a mixture."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ def grow(path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """All of it, in place, with a new modification time."""
+    """Overwrites the whole file in place; its modification time changes."""
     with path.open("r+b") as file:
         file.write(random_bytes(SIZE, "other"))
 
 
 def rewrite_the_beginning(path: Path) -> None:
-    """What has been copied already."""
+    """Overwrites, in place, the beginning of the file, which has been copied already."""
     with path.open("r+b") as file:
         file.write(random_bytes(1000, "other"))
 
 
 def rewrite_with_the_old_time(path: Path) -> None:
-    """Size and modification time say nothing; the change time does."""
+    """Overwrites the file, and keeps its size and modification time: only the change time shows
+    it."""
     before = path.stat()
     rewrite(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def replace(path: Path) -> None:
-    """The whole new version under the old name, as careful writers do."""
+    """Writes the new version to another file, and renames this to the old name."""
     fresh = path.with_name("fresh")
     fresh.write_bytes(random_bytes(SIZE, "other"))
     os.replace(fresh, path)
@@ -89,8 +90,8 @@ CHANGES = [
 ]
 
 
-# Of each kind of thing that is there afterwards, one: the same file, shorter or as long, and what
-# is no file. One file is replaced by others in the test below.
+# One change for each result: the same file, shorter; the same file, of the same size; no file. A
+# test below replaces a file by other files.
 SOME_CHANGES = [shrink, rewrite_with_the_old_time, replace_by_a_directory]
 
 
@@ -117,7 +118,7 @@ def test_a_file_that_changes_in_the_middle_of_its_fill(
     if path.is_file():
         behind.digests["large"] = digest(path.read_bytes())
     session.wait_idle()
-    for _ in range(2):  # from the source, or from its copy; then once more
+    for _ in range(2):  # the first read may come from the source
         check_all(session, behind, source.mountpoint)
         session.wait_idle()
     assert_quiet(session)
@@ -131,7 +132,8 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     session.wait_scanned()
     for i, name in enumerate(list(files.digests)):
         files.add(name, 50_000 + 100 * (i % 3), version=1)
-    # Attributes may be as old as `revalidate` says, until the fill has met the new file; bytes not.
+    # Until the fill has opened the new file, its attributes may be old, by the time that
+    # `revalidate` allows. The bytes must be the new ones.
     found = read_all(session, files.root)
     assert {name: answer["sha256"] for name, answer in found.items()} == files.digests
     session.wait_all_present()
@@ -141,7 +143,8 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     assert session.totals()["hits"] == hits + 20
 
 
-# Gives a file version after version, each whole, by rename; or each over the last, in place.
+# Writes version after version of a file: each replaces the file by a rename, or overwrites the last
+# one in place.
 WRITER = """
 import os, random, sys, time
 path, how, versions = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -189,7 +192,7 @@ def test_a_file_that_is_replaced_all_the_time_is_always_a_whole_one(
     assert set(seen) <= set(known)
 
 
-# Reads a file with one call, and says what it got.
+# Reads a file with one call, and prints the checksum of the bytes that it got.
 READER = """
 import hashlib, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -200,7 +203,8 @@ print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
 def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon learns meanwhile that another file has the name, which is replaced as well."""
+    """A read that has begun gives the bytes of the file that was opened, even if the daemon learns
+    meanwhile that another file has the name, and this file is replaced too."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
@@ -260,7 +264,8 @@ def test_a_file_that_was_written_all_the_time_is_its_last_version_in_the_end(
 def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """It was opened before there was a library or a daemon that could have seen it."""
+    """A file that a program without the library has opened for writing gets no copy, even if it was
+    opened before the daemon started."""
     files = Files(tmp_path / "source").add_many(3, 5000)
     with files.path("f00001").open("r+b", buffering=0) as writer:
         session = session_factory(files.root).start()
@@ -274,8 +279,8 @@ def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
 
 
 def mapped(path: Path) -> Any:
-    """The first page of the file, writable; Python's own mmap would keep a descriptor, which the
-    daemon sees."""
+    """Maps the first page of the file, writable and shared. It does not use Python's mmap, which
+    would keep a descriptor that the daemon sees."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -289,14 +294,15 @@ def mapped(path: Path) -> Any:
 def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """Through a mapping whose page is writable already, a store changes nothing but the bytes. What
-    was changed just before its fill is therefore compared once more before it is kept."""
+    """A store into a mapped page that is already writable changes the bytes, but not the file's
+    times. So the daemon compares a file that was changed just before its fill once more before it
+    records the copy."""
     files = Files(mounts.tmpfs("source", 16 * MIB))
     path = files.add("mapped", 50_000)
     files.add("other", 50_000)
     view = mapped(path)
     view[0] ^= 1
-    # Just before its fill, however long that takes to begin.
+    # With a time in the future, the file counts as just changed, however late its fill begins.
     os.utime(path, (time.time() + 3600,) * 2)
     times = (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
     (tmp_path / "tier").mkdir()
@@ -304,7 +310,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session = session_factory(files.root, tiers=[tier]).start()
 
     def is_found() -> bool:
-        """Whether the second look has found the store; the copy is recorded if it has not."""
+        """Returns whether the second look has found the store. If not, the copy is recorded."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -315,7 +321,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         return bool(session.status()["sources"][0]["bypass"] == found)
 
     def is_found_between_the_looks() -> bool:
-        """A busy machine may make the store after both; then it is tried again."""
+        """Makes a copy, and a store after it. Returns whether the second look has found the store;
+        on a busy machine the store may come after that look."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()
@@ -331,7 +338,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 def test_a_link_that_comes_and_goes_while_it_is_looked_at(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """It may be gone in the middle of the look: the daemon answers, and lives."""
+    """The daemon answers, and does not crash, if a link is removed while it looks at the link."""
     path = Files(tmp_path / "source").add("a", 100)
     link = path.parent / "link"
     session = session_factory(path.parent).start()

@@ -1,5 +1,5 @@
-"""The daemon is killed, or stops, at any moment: readers go on with the right bytes, and a daemon
-that starts afterwards serves them again, also those that were running all the time."""
+"""If the daemon is killed or suspended at any moment, readers still get the right bytes. A daemon
+that starts afterwards serves them again, also readers that have run all the time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.storage.tiers import tier_root
 
-# Nothing that the library does for a reader waits for a daemon that is gone: what a file may take
-# here is what a busy machine makes of it [s].
+# The library never waits for a daemon that is gone. The limit for reading a file only allows for a
+# busy machine [s].
 FILE_LIMIT_S = 15.0
 
 
@@ -35,7 +35,7 @@ def moment_before_scan_ends(session: Session) -> None:
 
 
 def moment_in_a_fill(session: Session) -> None:
-    """The large file's: the others are complete as soon as they are seen."""
+    """Waits for the middle of the large file's fill; the small files are complete too soon."""
 
     def filling() -> bool:
         begun = any(path.stat().st_size > MIB for path in copies_of(session))
@@ -54,11 +54,11 @@ def copies_of(session: Session) -> list[Path]:
 
 @contextmanager
 def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[None]:
-    """The source is slow until the moment has come, and quick afterwards."""
+    """Makes the source slow, so that the moment can be met, until the block ends."""
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
-        source.latency(getattr=0.25)  # 20 s for all, and one or two for the reader's first
+        source.latency(getattr=0.25)  # 20 s for all files, 1 or 2 s for the reader's first
     yield
     source.rate(0)
     source.latency(getattr=0)
@@ -75,7 +75,7 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture
 def files(source: SlowSource) -> Files:
-    """As seen through the slow source: many small files and a large one."""
+    """Many small files and a large one, with their paths in the slow source."""
     made = Files(source.backing).add_many(40, 20_000)
     for i in range(20):
         made.add(f"d{i}/small", 500)
@@ -88,8 +88,8 @@ def files(source: SlowSource) -> Files:
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
 # Each moment with each kind of tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-# When all copies are there, a daemon is killed in the test of a descriptor below as well, and in
-# test_many_daemons.py.
+# `moment_present` has only long cases here: a test of a descriptor below and test_many_daemons.py
+# also kill a daemon when all copies are present.
 WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
 
@@ -123,7 +123,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
             moment(session)
             debris = {path.name for path in copies_of(session)}
             session.kill()
-            if persistent and moment is not moment_present:  # on a busy machine some are old enough
+            if persistent and moment is not moment_present:  # some may be recorded already
                 debris -= {path.name for path in copies_in(session).values()}
             source.rate(0)
             source.latency(getattr=0)
@@ -145,7 +145,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
 
 @pytest.mark.parametrize(
     "moment",
-    cases(MOMENTS, [moment_in_a_fill]),  # at the others the daemon is killed, in the test above
+    cases(MOMENTS, [moment_in_a_fill]),  # the test above kills a daemon at other moments
     ids=lambda moment: moment.__name__.removeprefix("moment_"),
 )
 def test_readers_do_not_wait_for_a_stopped_daemon(
@@ -179,7 +179,7 @@ def test_readers_do_not_wait_for_a_stopped_daemon(
     check_all(session, files)
 
 
-# Keeps a descriptor over the death of the daemon that served it.
+# Keeps a descriptor open while the daemon that served it dies.
 HOLDER = """
 import json, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -247,7 +247,8 @@ step(os.fstat(fd).st_mode & 0o777, os.stat(sys.argv[1]).st_mode & 0o777)
 def test_a_change_through_a_descriptor_of_an_older_daemons_copy_shows_in_it(
     session_factory: Callable[..., Session], tmp_path: Path, is_replaced: bool
 ) -> None:
-    """The old daemon is told of nothing any more; a new one knows another copy of the file."""
+    """A change of mode through a descriptor of an old daemon's copy shows in that descriptor and in
+    the source, whether the old daemon has only ended or a new one has made another copy."""
     path = Files(tmp_path / "source").add("a", 1000)
     path.chmod(0o644)
     session = session_factory(path.parent).start()

@@ -1,5 +1,5 @@
-"""A process that has no descriptor left when a daemon appears: its changes are recorded all the
-same, and what it has open stays as it was. A daemon that has none left."""
+"""A process that has no free descriptor when a daemon appears: its changes are still recorded, and
+its open files stay as they are. Also a daemon that has no free descriptor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.ipc import word
 from monarch_py.native import JobKind, State
 
-# All numbers that the process may have are in use when it changes what the test tells it to.
+# Uses all descriptors that the process may have. The tests append the changes that it then makes.
 AT_THE_LIMIT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
@@ -107,7 +107,8 @@ step(os.read(r, 1).decode())
 def test_what_the_process_has_open_stays_its_own(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """Its locks are still there, and nobody else keeps its files open."""
+    """A process without free descriptors keeps its locks, starts no threads, and no other process
+    keeps its files open."""
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + BESIDE, files.root) as process:
         process.wait()
@@ -119,7 +120,7 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        assert process.wait() == [""]  # the pipe's end: nobody else has it
+        assert process.wait() == [""]  # the end of the pipe: no other process has it open
 
 
 THREADS = """
@@ -153,7 +154,8 @@ def test_threads_that_meet_a_daemon_at_once(
 def test_what_lies_below_a_renamed_directory_is_recorded_too(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """Only the catalog says what that is."""
+    """After a rename of a directory, the files below it are recorded as changed too. The library
+    finds them in the catalog."""
     files = Files(tmp_path / "source").add_many(10, 3000)
     (files.root / "d").mkdir()
     (files.root / "d" / "below").write_bytes(b"below")
@@ -169,14 +171,14 @@ def test_what_lies_below_a_renamed_directory_is_recorded_too(
         assert session.run(["cat", files.root / "d" / "below"]).returncode == 1
 
 
-# --- a daemon that has none left ----------------------------------------------------------------
+# --- a daemon that has no free descriptor -------------------------------------------------------
 
 COMPLAINT = "fills wait for a free file descriptor"
 
 
 @contextmanager
 def limited(session: Session, numbers: int) -> Iterator[None]:
-    """The daemon may open no descriptor with this number or a higher one."""
+    """Within the block, the daemon can open no descriptor with this number or a higher one."""
     assert session.daemon is not None
     daemon = psutil.Process(session.daemon.pid)
     before = daemon.rlimit(psutil.RLIMIT_NOFILE)
@@ -190,7 +192,8 @@ def limited(session: Session, numbers: int) -> Iterator[None]:
 def test_a_daemon_without_descriptors_fills_later(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """The limit is a passing error: neither the tier nor a file is given up for it."""
+    """A lack of descriptors is a temporary error: the daemon gives up neither the tier nor a file,
+    and makes the copies later."""
     session = session_factory(files.root, prefetch="auto").start()
     session.wait_scanned()
     with limited(session, 3):
@@ -208,7 +211,8 @@ def wanted(session: Session) -> int:
 def test_a_command_waits_for_a_daemon_without_descriptors(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """The daemon has one descriptor, for the command's requests; a fill needs two."""
+    """`monarch warm` waits while the daemon has one free descriptor, which the command's requests
+    use. A fill needs two."""
     session = session_factory(files.root, prefetch="none").start()
     session.wait_scanned()
     assert session.daemon is not None
@@ -231,9 +235,9 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
 
 
 class Site:
-    """A daemon in this process, whose turns the test takes.
+    """A daemon in this process, whose loop the test runs turn by turn.
 
-    orders : what the engine was ordered to do, as (kind, entries, whether programs use them)
+    orders : the orders that the engine got, as (kind, entries, whether programs use them)
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
@@ -261,7 +265,7 @@ class Site:
         self.turns_until(lambda: not self.filler.pending, "the last result")
 
     def wait_put_off(self, files: int) -> None:
-        """Until so many files wait for another try, and nothing else is to be done."""
+        """Takes turns until `files` files wait for another try and the engine is idle."""
         self.turns_until(
             lambda: self.filler.engine.idle and self.filler.pending == files and self.orders,
             "failures",
@@ -270,7 +274,7 @@ class Site:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """This process may open none."""
+    """Within the block, this process can open no descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -293,7 +297,7 @@ def site(
 
 @pytest.fixture
 def ids(site: Site, files: Files) -> Ids:
-    """The entries of all files."""
+    """The numbers of all files' catalog entries."""
     catalog = site.daemon.shared.catalog
     return np.array([catalog.find(0, name) for name in files.digests], dtype=np.uint64)
 
@@ -310,7 +314,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """What is filled ahead pushes nothing out and stays behind what programs use."""
+    """A fill that waits for descriptors is ordered again as what it was: ahead of its use, or for
+    programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)
@@ -331,7 +336,7 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
         site.orders.clear()
         site.filler.requests.want(files)
         with no_descriptors():
-            # Without an order under way: it might fail after the first fill has gone well.
+            # No order may be under way: it could fail after the first fill has succeeded.
             site.turns_until(
                 lambda: len(site.orders) > 3 and not site.filler.engine.pending(),
                 "three more tries",

@@ -1,4 +1,4 @@
-"""No descriptor of the library's own is left, whatever becomes of the program's."""
+"""The library leaves no descriptor of its own open, even if the program's descriptor is closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from support.files import Files
 from support.session import MIB, Session
 
-# A thread maps a file of which a copy is made; meanwhile another one closes its descriptor.
+# A thread maps a file whose copy is being made; meanwhile another thread closes the descriptor.
 MAP_AND_CLOSE = """
 import ctypes, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-"""Files are read while they are filled, and something happens to the daemon, the tier or a reader
-in the middle: every byte is right, no read is short, fails or waits for ever."""
+"""Something happens to the daemon, the tier or a reader while files are read and filled: every byte
+is right, and no read is short, fails or waits forever."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from monarch_py.storage.tiers import tier_root
 
 UNIT = 256 << 10
 FILES, SIZE = 8, 2 * MIB + 17
-# An epoch takes a second of it: there is a middle, and the test is over soon.
+# At this rate an epoch takes about a second [bytes/s]: long enough for a change in the middle, and
+# short enough for a test.
 RATE = 24e6
-# What a wait is allowed in which nobody shows a sign of life [s].
+# The longest time that a read may wait while the daemon shows no sign of life [s].
 LONGEST_S = 2.0
-# What a reader is allowed in all, on a busy machine: nobody waits for ever [s].
+# The longest time that a reader may take in all, also on a busy machine [s].
 LIMIT_S = 60.0
 Factory = Callable[..., Session]
 
@@ -54,7 +55,7 @@ def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]
 def reading(
     epoch_reader: Path, session: Session, source: SlowSource, files: dict[int, Path]
 ) -> Iterator[Callable[..., Reader]]:
-    """reading(ways) starts a reader of all files, with eight threads."""
+    """Returns a function: reading(ways) starts a reader of all files, with eight threads."""
     with ExitStack() as stack:
 
         def start(ways: str) -> Reader:
@@ -65,20 +66,20 @@ def reading(
 
 
 def wait_served(source: SlowSource, more: int) -> None:
-    """Until the source has served so much more [bytes]."""
+    """Waits until the source has served `more` more bytes."""
     before = source.counts()["bytes_read"]
     wait_until(lambda: source.counts()["bytes_read"] >= before + more, what="some reads")
 
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # The readers' first units come at the same time, where all of them share the rate.
+    # The readers' first units come at about the same time, because all readers share the rate.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
 
 def check_copies(epoch_reader: Path, session: Session, root: Path, files: dict[int, Path]) -> None:
-    """All copies that there are afterwards hold what the files do; whatever has none is read."""
+    """Reads all files once more, and verifies all copies."""
     session.wait_idle()
     with Reader(epoch_reader, session, "pread", MIB, 2, root, files) as reader:
         reader.end(LIMIT_S)
@@ -117,8 +118,8 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 
 @pytest.mark.parametrize(
     "end",
-    # Two of the others are their first halves. A daemon that ends in order leaves less than one
-    # that is killed.
+    # `Session.kill` is the first half of `kill_and_restart`, and `Session.stop` that of
+    # `stop_and_restart`. A daemon that ends in order leaves less behind than one that is killed.
     cases(ENDS, [kill_and_restart, stand_still]),
     ids=[end.__name__ for end in ENDS],
 )
@@ -150,7 +151,8 @@ def test_the_daemon_goes_in_the_middle(
 def test_the_daemon_stands_still_for_a_while(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """Readers that have gone to the source come back to the copies."""
+    """If the daemon is suspended for a while, readers read the source, and use the copies again
+    when it runs again."""
     source.rate(RATE)
     readers = [reading("read"), reading("pread")]
     wait_in_the_middle(source, session)
@@ -216,7 +218,7 @@ def test_the_tier_is_full_in_the_middle(
     told = session.status()["sources"][0]
     assert told["bypass"].get("no_room", 0) > 0
     assert told["present"] + sum(told["bypass"].values()) == FILES
-    # Nothing of what was given up is left.
+    # The files of the copies that were given up are removed.
     copies = list((tier_root(small) / "c").iterdir())
     assert len(copies) == told["present"]
 
@@ -224,7 +226,7 @@ def test_the_tier_is_full_in_the_middle(
 def test_no_descriptor_is_free(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """The copies cannot be opened then, and the source answers."""
+    """If a reader has no free descriptor, copies cannot be opened, and it reads the source."""
     source.rate(RATE * 4)
     for way in ("read,full", "pread,full", "readv,full"):
         session.forget()
@@ -235,7 +237,8 @@ def test_no_descriptor_is_free(
 def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
-    """There are 256 slots for fills; all of 300 have begun before any can be complete."""
+    """More files can be read at once than the 256 for which there are slots for fills: all 300
+    reads begin before any fill can be complete."""
     size = 2 * UNIT + 8
     files = make_files(source.backing, 300, size)
     session = session_factory(source.mountpoint, shared_tpool_size=8, **IN_UNITS).start()
@@ -253,7 +256,8 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, reads: tuple[int, int]
 ) -> None:
-    """There is room for 256 demands, and a read of several units makes several."""
+    """All reads succeed if readers wait for more units than the 256 demands for which there is
+    room; a read of several units makes several demands."""
     threads, chunk = reads
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)
@@ -283,7 +287,7 @@ def test_a_reader_is_killed_while_it_waits(
     victims = [reading("pread"), reading("read"), reading("random")]
     other = reading("read")
     wait_in_the_middle(source, session)
-    # So slow that everybody waits now.
+    # At this rate all readers wait.
     source.rate(RATE / 100)
     waits = session.totals()["waits"]
     for victim in victims:
@@ -315,8 +319,8 @@ def test_signals_arrive_during_waits(
     assert totals["fallbacks"] == 0
 
 
-# A handler that reads too, on the descriptor whose read it has interrupted; and one that leaves the
-# read for good, which holds nothing that a later one would need.
+# A signal handler that reads from the descriptor whose read it has interrupted; or, with a third
+# argument, one that jumps out of the read, after which later reads must still work.
 HANDLER = """
 #include <fcntl.h>
 #include <setjmp.h>
@@ -383,7 +387,7 @@ def test_a_handler_that_reads_or_never_returns(
     assert found[: len(known)] == known
     if not jumps:
         assert found[len(known) :] == known[1000:1100]
-    # Whoever was left in the middle of it disturbs nobody.
+    # The reads that were left in the middle do not disturb later readers.
     source.rate(0)
     script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
     assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

@@ -1,5 +1,5 @@
-"""Something happens at the source while its files are filled and read: it gives errors, files are
-changed, or it may be asked for so much only; and what filling leaves in the page cache."""
+"""Conditions of the source while its files are filled and read: errors, changed files, limits on
+bandwidth and operations. Also which pages a fill leaves in the page cache."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
 SIZE = 4 * MIB + 17
-# Slow enough that a file is still being filled when the test has asked for its state [bytes/s].
+# The rate is so slow that a file is still being filled when the test asks for its state [bytes/s].
 RATE = 2e6
 Factory = Callable[..., Session]
 
 
 @pytest.fixture
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """The kernel trusts no attribute: what is changed behind its back is seen at once."""
+    """A slow source whose attributes the kernel does not cache, so that a change behind the mount
+    is visible at once."""
     return slow_factory(attr_timeout=0)
 
 
@@ -43,7 +44,8 @@ def told(session: Session) -> dict[str, Any]:
 
 
 def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) -> None:
-    """A new program's open gets what the files hold now, from copies and without them."""
+    """Reads all files twice in new programs. Checks that they get the present content, whether or
+    not the files have copies."""
     for _ in range(2):
         with Reader(epoch_reader, session, "pread", MIB, 1, root, files) as reader:
             reader.end()
@@ -52,7 +54,7 @@ def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) ->
 
 # --- errors -------------------------------------------------------------------------------------
 
-# Reads on until an error, tells it, and reads the rest when the source is well again.
+# Reads until it has got five errors, reports them, and reads the rest when the source works again.
 THROUGH_ERRORS = """
 fd = os.open(sys.argv[1], 0)
 UNIT = 1 << 18
@@ -79,13 +81,13 @@ step(sha(data))
 def test_the_source_gives_errors_for_a_while(
     session_factory: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """Who has read a part gets the error that the source gives, and the rest afterwards; a read at
-    the file's own position has not moved it."""
+    """A program that has read a part of a file gets the errors of the source, and the rest after
+    them. A read that fails does not move the descriptor's offset."""
     ways = ("read", "pread", "readv")
     files = make_files(source.backing, len(ways), SIZE)
     session = session_factory(source.mountpoint, **IN_UNITS).start()
     session.wait_scanned()
-    # At a rate at which each file is still being filled when the last reader has read its part.
+    # At this rate, each file is still being filled when the last reader has read its part.
     source.rate(RATE)
     with ExitStack() as stack:
         readers = [
@@ -109,7 +111,7 @@ def test_the_source_gives_errors_for_a_while(
             reader.go()
             reader.end()
     session.wait_idle()
-    # This daemon leaves the files to the source; the next one fills them.
+    # This daemon makes no copies of the files that failed; the next one does.
     assert told(session)["bypass"] == {"failed": len(ways)}
     session.stop()
     session.start().wait_all_present()
@@ -119,8 +121,8 @@ def test_the_source_gives_errors_for_a_while(
 
 # --- changes ------------------------------------------------------------------------------------
 
-# Reads the beginning, and then the rest after the change, twice: by offsets and on from where it
-# was. Python's own read would ask for the size.
+# Reads the beginning and, after the change, the rest: once with explicit offsets, and once at the
+# descriptor's offset. It does not use Python's file objects, which would ask for the file's size.
 OVER_CHANGE = """
 fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
 UNIT = 1 << 18
@@ -145,7 +147,7 @@ TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
 
 
 def is_of(found: bytes, at: int, *versions: bytes) -> bool:
-    """Each byte is that of one of the versions at this place."""
+    """Returns whether each byte is that of one of the versions at the same offset."""
     data = np.frombuffer(found, np.uint8)
     right = np.zeros(len(data), bool)
     for version in versions:
@@ -157,7 +159,7 @@ def is_of(found: bytes, at: int, *versions: bytes) -> bool:
 def with_a_tier_of_its_own(
     session_factory: Factory, source: SlowSource, directory: Path, *, persistent: bool
 ) -> Session:
-    """Two files, 1 and 2; `persistent` is the tier's."""
+    """Makes two files, 1 and 2, and starts a session with a new tier."""
     make_files(source.backing, 2, SIZE)
     tier = directory / "tier"
     tier.mkdir()
@@ -167,7 +169,7 @@ def with_a_tier_of_its_own(
     return made
 
 
-# What others empty and write anew has a test of its own.
+# A test below covers a file that another program empties and writes anew.
 CHANGES = [
     ("the_library", "rewritten"),
     *(
@@ -178,7 +180,7 @@ CHANGES = [
 ]
 
 
-# Each of those who change it, and each change.
+# Each writer once, and each change once.
 EACH = [
     ("the_library", "rewritten"),
     ("another_program", "truncated"),
@@ -215,7 +217,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         }
         assert got["first"] == got["too"] == old[:UNIT]
         for name in ("rest", "on"):
-            if who == "the_library":  # which knows of it before the change's call returns
+            if who == "the_library":  # it records the change before the program's call returns
                 assert got[name] == new[UNIT:], name
             else:
                 assert is_of(got[name], UNIT, old, new)
@@ -226,8 +228,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     def is_new() -> bool:
         return session.python(READ_ALL, source.mountpoint / "1") == digest(new) + "\n"
 
-    # Who writes slowly enough has the daemon find the same attributes before a copy and after it;
-    # on a tier that keeps its copies it looks again when the file is two seconds old.
+    # If a program writes slowly enough, the daemon may find the same attributes before and after it
+    # makes a copy. On a persistent tier, it looks again when the file is two seconds old.
     wait_until(is_new, timeout=8, what="the new content", every=0.2)
     session.wait_idle()
     assert is_new()
@@ -236,13 +238,13 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# On a tier that keeps its copies the daemon looks a second time in any case.
+# On a persistent tier, the daemon always looks a second time.
 @pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
 ) -> None:
-    """Another program empties a file in the middle of its fill and writes it anew. The daemon has
-    seen that it changes, so that what it finds at the first second look may not be all."""
+    """Another program empties a file in the middle of its fill, and writes it anew later. The new
+    content is served soon, although the daemon may have copied the file in between."""
     session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=persistent)
     source.rate(RATE)
     with Steps(session, OVER_CHANGE, source.mountpoint / "1", tmp_path / "got_") as reader:
@@ -250,7 +252,7 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
         assert told(session)["filling"] == 1
         os.truncate(source.mountpoint / "1", 0)
         source.rate(0)
-        # Its fill has ended in some way, and whatever follows from that.
+        # Wait until the fill has ended, with or without a copy, and no other fill is wanted.
         wait_until(lambda: not told(session)["filling"] + told(session)["wanted"], what="the end")
         new = content(1 << 20, SIZE)
         (source.mountpoint / "1").write_bytes(new)
@@ -282,7 +284,7 @@ def test_bandwidth_is_limited(
         start, before = time.monotonic(), source.counts()["bytes_read"]
         wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # Every thread may have one read of 1 MiB under way that it was allowed before.
+    # Each thread may have one read of 1 MiB under way that was allowed before.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 
@@ -323,7 +325,7 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
     with Steps(session, ASKS, source.mountpoint / one.name) as reader:
         (asked,) = reader.wait()
         assert asked < 2 * MIB
-        # Another file that is wanted later is complete: the first would have been begun by now.
+        # Another file, wanted later, is complete. A fill of the first file would have begun by now.
         with Steps(session, ASKS, source.mountpoint / two.name) as other:
             other.wait()
             other.go()
@@ -344,7 +346,7 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
 
 
 def cached_bytes(path: Path) -> int:
-    """Of a file, without touching it."""
+    """Returns how many bytes of the file are in the page cache, without reading the file."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file:
         view = mmap.mmap(

@@ -1,5 +1,5 @@
-"""A process that lacks one of the daemon's groups: copies belong to the user, and must not give it
-what the source's file refuses."""
+"""A process that lacks one of the daemon's groups. The copies belong to the user, but must not give
+the process a file that it may not read in the source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.users import ALICE, as_user
 
-# Nobody has a file of these.
+# Group IDs; PROJECT is the group of one file of the tests.
 PROJECT, OTHER, MANY, THOUSANDS = 65532, 65531, range(61000, 61100), range(61000, 63000)
 
 open_place = pytest.fixture(users.open_place)
 
 
 class Site:
-    """A daemon of Alice's, who is in some groups, beside a file that is one group's alone."""
+    """A daemon of Alice, who is in some groups, and a source with a file that only the group
+    PROJECT may read."""
 
     def __init__(self, session: Session, files: Files, groups: list[int]) -> None:
         self.groups = groups
@@ -55,7 +56,7 @@ def site(
 ) -> Iterator[Site]:
     place, mount = open_place / "session", open_place / "local"
     groups = getattr(request, "param", [PROJECT, OTHER])
-    as_user(ALICE)  # skips
+    as_user(ALICE)  # skips the test where no program can run as Alice
     for directory in (place, mount):
         directory.mkdir()
     mount.chmod(0o1777)
@@ -96,7 +97,7 @@ def test_a_process_without_the_group_gets_what_the_kernel_gives(site: Site) -> N
 
 
 def is_served(site: Site, groups: list[int]) -> bool:
-    """Whether a process with these groups is given the copy."""
+    """Returns whether an open by a process with these groups gives the copy."""
     script = f"exec 9<{site.closed}; unset LD_PRELOAD; readlink /proc/self/fd/9"
     done = site.run(*users.ours(site.session), "sh", "-c", script, groups=groups)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Where there is nothing to attach to, the library says so once and does nothing."""
+"""If there is no daemon to attach to, the library says so once and does nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support.watch import settle
 
 from monarch_py.native import ffi, lib
 
-# A job of many processes: a shell, a pipe, Python, what it starts and forks, a shell in a shell.
+# A job of many processes: a shell, a pipe, a shell in a shell, Python, and processes that Python
+# starts and forks.
 JOB = """
 cat "$1"/f00000 | sha256sum
 ls "$1" | wc -l
@@ -48,7 +49,8 @@ def run_job(
 
 
 def check_job(session: Session, files: Files, says: list[str], **env: str) -> None:
-    """The job ends as without the library; it says these lines besides, each holding a text."""
+    """Checks that the job ends as without the library, and that the library prints one line for
+    each text in `says`, which contains this text."""
     plain, found = run_job(session, files, {}, preload=False), run_job(session, files, env)
     assert (found.returncode, found.stdout) == (7, plain.stdout)
     ours = [line for line in found.stderr.splitlines() if line.startswith("monarch: ")]
@@ -77,7 +79,8 @@ def test_a_configuration_that_is_missing_is_said_once(
 def test_our_own_command_says_itself_what_is_missing(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files
 ) -> None:
-    """Under a module's library it begins as a shell script of this name."""
+    """For a shell script with the name of our command, `monarch`, the library prints no message:
+    the command itself says what is missing."""
     session = session_factory(files.root)
     script, other = tmp_path / "monarch", tmp_path / "other"
     for file in (script, other):
@@ -96,7 +99,7 @@ def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: 
 def test_after_a_daemon_was_stopped_nothing_is_said(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A shell with the library goes on with its commands."""
+    """After `monarch stop`, commands of a shell that still has the library print no message."""
     session = session_factory(files.root)
     session.start().stop()
     assert session.paths.stopped.exists()
@@ -108,7 +111,8 @@ def test_after_a_daemon_was_stopped_nothing_is_said(
 def test_a_wrapper_that_becomes_the_job_does_not_say_it_twice(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """`exec` at the end of a job script: one process, the library loaded twice."""
+    """A process that loads the library twice, by `exec` at the end of a job script, says only once
+    that no daemon serves."""
     session = session_factory(files.root)
     done = session.run(["sh", "-c", f"exec env nice cat {files.path('f00000')} > /dev/null"])
     assert done.returncode == 0
@@ -183,7 +187,7 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
             switch.unlink()
             wait_until(lambda: not none_for_a_while(), what="reads from the copies")
         loop.end()
-    # What changes while everything is off must not come from an old copy later.
+    # A file that changes while the switch is off must not be read from its old copy later.
     switch.touch()
     changed = files.path("f00002")
     session.python("import sys; open(sys.argv[1], 'wb').write(b'new')", changed)
@@ -198,7 +202,8 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
 def test_another_version_is_said_once(
     session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
-    """version, size : compared with ours. What an older version shares may be shorter."""
+    """The library says once that the daemon has another version. `case` is the difference of the
+    version, and that of the segment's size [bytes], which may be smaller in an older version."""
     version, size = case
     session = session_factory(files.root).start()
     session.kill()

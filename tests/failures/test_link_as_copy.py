@@ -1,4 +1,4 @@
-"""A link that lies in the place of a copy is never followed."""
+"""If a symbolic link lies in the place of a copy, it is not followed: the source is read."""
 
 from __future__ import annotations
 

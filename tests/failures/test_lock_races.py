@@ -1,4 +1,4 @@
-"""POSIX locks, while another thread closes a descriptor of the file that the program never had."""
+"""POSIX locks, while the library closes a descriptor of its own of the same file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def lock_crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
     session_factory: Callable[..., Session], tmp_path: Path, lock_race: Path, change: str
 ) -> None:
-    """See lock_race.c. To close a descriptor drops all locks of the process on its file."""
+    """POSIX locks stay as the program made them while the library locks a copy in another thread
+    (see lock_race.c). Closing any descriptor of a file drops the process's locks on that file."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     session = session_factory(files.root).start()
@@ -63,7 +64,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
     tmp_path_factory: pytest.TempPathFactory,
     way: str,
 ) -> None:
-    """See promoted_lock.c."""
+    """A lock that is taken during a promotion is on the source's file, where another program sees
+    it (see promoted_lock.c)."""
     program = build(tmp_path_factory, "promoted_lock")
     files = Files(tmp_path / "source")
     files.add("a", 3 * MIB)
@@ -89,7 +91,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
 def test_a_lock_that_is_doubtful_every_time_is_refused(
     session_factory: Callable[..., Session], tmp_path: Path, lock_crowd: Path, call: str
 ) -> None:
-    """See lock_crowd.c."""
+    """If the library cannot make sure in any try that a lock was kept, fcntl and lockf fail with
+    ENOLCK (see lock_crowd.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     files.add("b", 1000)

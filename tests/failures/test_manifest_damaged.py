@@ -1,5 +1,5 @@
-"""The manifest of a persistent tier, or a copy that it knows, is gone or anything but what it was:
-no harm to the job."""
+"""If the manifest of a persistent tier, or a copy that it records, is lost or damaged, jobs still
+read the right bytes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def level(mount_point: Path, *, persistent: bool) -> Mapping[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Path]:
-    """A tier that has recorded copies of all files, and that no daemon uses. The tests take copies
-    of it, in which the manifest is as valid: it knows copies by their names."""
+    """A tier with recorded copies of all files, which no daemon uses. Each test uses a copy of this
+    tier. Its manifest is valid there too, because it refers to copies by their names."""
     place = tmp_path_factory.mktemp("recorded")
     (place / "tier").mkdir()
     with Session(place, files.root, tiers=[level(place / "tier", persistent=True)]) as made:
@@ -56,7 +56,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator
 def session(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
 ) -> Session:
-    """Two tiers, of which the first keeps its copies; it has recorded them and is stopped."""
+    """A session without a daemon, with two tiers. The first is persistent and has recorded copies
+    of all files; the second is not persistent."""
     shutil.copytree(recorded, tmp_path / "first")
     (tmp_path / "second").mkdir()
     tiers = [
@@ -79,7 +80,7 @@ def garbage(path: Path) -> None:
 
 
 def garbage_inside(path: Path) -> None:
-    """The first page is sound, so that it opens; the rows are not."""
+    """Overwrites all pages but the first, so that the database can be opened but not read."""
     data = bytearray(path.read_bytes())
     data[4096:] = random.Random(2).randbytes(len(data) - 4096)
     path.write_bytes(data)
@@ -110,8 +111,8 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Not in what is read at a start: it shows when the page is written to, or all are looked at,
-    as they are after an unclean end."""
+    """Inverts an index page that a start does not read. The damage shows when the page is written,
+    or when all pages are checked, as after an unclean end."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:
@@ -142,7 +143,7 @@ def newer_version(path: Path) -> None:
 
 
 def wrong_sums(path: Path) -> None:
-    """As after an unclean end: what the rows claim is not what lies there."""
+    """Makes the recorded checksums wrong, and the manifest as after an unclean end."""
     change(path, "UPDATE copies SET sum = sum + 1", "UPDATE meta SET value = 0 WHERE key = 'clean'")
 
 
@@ -162,7 +163,7 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
-# One for each way in which a damage is found, and in which a tier is used nevertheless.
+# One damage for each way in which damage is found, and in which the tier is still used.
 EACH_WAY = [
     lost,
     garbage_inside,
@@ -249,7 +250,8 @@ def test_verify_says_what_to_do_and_clear_removes_it(session: Session) -> None:
 
 
 def test_a_newer_version_keeps_its_copies(session: Session, files: Files) -> None:
-    """They are of use to the newer version, which may come back."""
+    """A daemon does not change the copies and the manifest of a newer version, which may run again
+    later."""
     before = {path: path.read_bytes() for path in copies_in(session).values()}
     newer_version(manifest_of(session))
     session.start()
@@ -315,7 +317,7 @@ def a_directory_instead(copy: Path) -> None:
 
 
 def replaced(copy: Path) -> None:
-    """Of the right size, as a tool that restores files would leave it."""
+    """Replaces the copy by a file of the same size, as a tool that restores files might."""
     copy.unlink()
     copy.write_bytes(bytes(SIZE))
     copy.chmod(0o644)
@@ -342,7 +344,8 @@ TROUBLES = [
 def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     session: Session, files: Files
 ) -> None:
-    """A scratch purge, a disk that lost writes, a mistake; the session before ended well."""
+    """Copies that were truncated, replaced or removed after an orderly end are noticed, reported
+    once and made again."""
     tier, before = session.tiers[0], copies_in(session)
     names = list(files.digests)[: len(TROUBLES)]
     for name, trouble in zip(names, TROUBLES, strict=True):
@@ -357,7 +360,7 @@ def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
         files.digests[name] for name in names
     ]
-    # They were read, and so most are there again; and nothing more is said of them.
+    # The run has read these files, so most have copies again, and the daemon reports nothing more.
     done = session.monarch("start")
     try:
         assert (done.returncode, done.stderr) == (0, "")

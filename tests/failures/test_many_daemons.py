@@ -1,5 +1,5 @@
-"""A process that lives longer than its daemons: however many it has seen, its changes are recorded
-with the one that serves now, and what the others have shared with it is given back."""
+"""A process that outlives many daemons: its changes are recorded with the daemon that serves now,
+and the process unmaps the segments of the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.steps import Steps
 from support.watch import settle
 
 HERE = Path(__file__).parent
-MANY = 40  # more than the numbers that sessions have
-# At each step it rewrites the first bytes of the file that it is told, and looks at another.
+MANY = 40  # more daemons than the library has numbers for sessions
+# At each step, rewrites the first bytes of the file that the test names, and stats another file.
 REWRITE = """
 root, word = sys.argv[1], step()
 while word:
@@ -37,13 +37,13 @@ def files(tmp_path: Path) -> Files:
 
 
 def segments_of(process: Steps, session: Session) -> set[str]:
-    """What the process has mapped of all sessions: addresses."""
+    """Returns the address ranges at which the process has mapped segments of any session."""
     maps = Path(f"/proc/{process.process.pid}/maps").read_text().splitlines()
     return {line.split()[0] for line in maps if str(session.shm) in line}
 
 
 def maps_null(process: Steps) -> bool:
-    """Whether a null pointer leads to memory of the process: root may map that address."""
+    """Returns whether the process has memory at address 0, which root may map."""
     maps = Path(f"/proc/{process.process.pid}/maps").read_text()
     return int(maps.partition("-")[0], 16) == 0
 
@@ -71,12 +71,12 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
                 rewrite(process, name)
                 assert is_changed(daemon, files.path(name)), f"with daemon {n + 1}"
             sizes.append((size_bytes(process, "VmSize"), size_bytes(process, "VmRSS")))
-        # Of the newest daemon's and the one's before it: control, clients and catalog each.
+        # At most control, clients and catalog, of the newest daemon and of the one before it.
         assert len(segments_of(process, session)) <= 6
-        # The process has begun without a daemon, so the first session had nothing to give back.
+        # The process began without a daemon, so the first session had nothing to unmap.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
-            assert now - early < 2.5e6 * (MANY - 5)  # a catalog's addresses
+            assert now - early < 2.5e6 * (MANY - 5)  # about the size of one catalog per daemon
         assert sizes[-1][1] - sizes[4][1] < 16_384 * (MANY - 5)
         session.start()
         settle(session)
@@ -142,7 +142,7 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
     assert process.returncode == 0
 
 
-# It opens a copy and a listing, and goes on with both at the end.
+# Opens a copy and a listing of the directory, meets other daemons, and then uses both again.
 KEEP = """
 root = sys.argv[1]
 step()
@@ -200,8 +200,8 @@ def test_what_is_open_of_an_old_session_goes_on_until_it_is_closed(
         process.end()
 
 
-# The first thread has the copy open, and another one, which has closed it in a table of descriptors
-# of its own, meets the daemons.
+# The first thread has a copy open. Another thread has its own table of descriptors, in which it has
+# closed the copy, and this thread meets the daemons.
 APART = """
 root, CLONE_FILES = sys.argv[1], 0x400
 fd = os.open(root + "/f00003", os.O_RDONLY)

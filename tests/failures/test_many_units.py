@@ -1,4 +1,4 @@
-"""A file that has more units than a map: it is not read from its copy before that is complete."""
+"""A file with more units than the map of a fill: reads are right while its copy is incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_py.native import lib
 Factory = Callable[..., Session]
 BLOCK = 64 << 10
 UNITS = 65536
-# Reads by pread and by read, in the map's reach and beyond it, at a file of holes with marks in it.
+# Reads marks in a sparse file by pread and by read, at offsets within the map's reach and beyond.
 PROGRAM = """
 import os, sys
 path, *places = sys.argv[1:]
@@ -39,7 +39,7 @@ def test_reads_beyond_the_map(session_factory: Factory, tmp_path: Path) -> None:
             file.write(b"mark %d" % place)
     tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": 2 * size}
     (tmp_path / "tier").mkdir()
-    # It takes an hour to fill: all of this happens in the middle of it.
+    # The fill takes an hour, so all reads of the test happen in the middle of it.
     limits = {"bandwidth": 1 << 20}
     session = session_factory(source, tiers=[tier], block_size=BLOCK, source_limits=limits).start()
     session.wait_scanned()

@@ -1,4 +1,5 @@
-"""A RAM tier in a memory cgroup takes only what the group leaves: the kernel would kill the job."""
+"""A RAM tier in a memory cgroup takes only the memory that the cgroup has left. If it took more,
+the kernel would kill the job."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_the_same_tier_without_a_cgroup_takes_everything(
 ) -> None:
     if available_bytes() < 700 * MIB:
         pytest.skip("less than 700 MiB of memory are left on this machine")
-    count = sized(75, 100)  # more than there is room for in the group of the test above
+    count = sized(75, 100)  # more files than fit into the cgroup of the test above
     files = Files(tmp_path / "source").add_many(count, 2 * MIB)
     level = {"mount_point": mounts.tmpfs("ram", GIB), "max_storage_quota": GIB, "type": "ram"}
     session = session_factory(files.root, tiers=[level]).start()
@@ -54,7 +55,7 @@ def test_the_same_tier_without_a_cgroup_takes_everything(
 
 
 class Machine:
-    """Made-up files of /proc and of cgroup mounts."""
+    """A fake machine: files like those of /proc and of cgroup mounts."""
 
     def __init__(self, root: Path, *, available: int = 100 * GIB) -> None:
         self.root = root
@@ -159,7 +160,8 @@ def test_no_limit_is_no_number(machine: Machine, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_in_a_container_the_mount_is_our_own_group(machine: Machine, version: str) -> None:
-    """/proc says a path of the host, which is not below what is mounted here."""
+    """In a container, the mount of the cgroup file system is the container's own group. /proc names
+    a path of the host, which does not exist below the mount."""
     if version == "v1":
         group_v1(machine.mount("cgroup", "v1", "ro,memory"), 2 * GIB, GIB)
         machine.member("5:memory:/docker/0123456789abcdef")

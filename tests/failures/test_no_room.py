@@ -1,5 +1,5 @@
-"""A process that has no addresses left for what a daemon shares: its changes are recorded, so that
-nobody reads the old copies."""
+"""A process without address space for the segments of a daemon: its changes are still recorded, so
+that no process reads the old copies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from support.steps import Steps
 from support.watch import assert_quiet, settle
 
 COUNT, SIZE = 20, 3000
-# Room for a shell and the library, and not for a session's segments [bytes].
+# Address space for a shell and the library, but not for a session's segments [bytes].
 LITTLE = 9_000_000
-# It gives up its room before a daemon comes that it does not know; then it makes a change at each
-# step, and says what it has mapped of sessions.
+# Limits its address space to what it uses, before a new daemon starts. Then makes the change that
+# the test names at each step.
 CHANGE = """
 import resource
 root, word = sys.argv[1], step()
@@ -44,7 +44,7 @@ def first_bytes(session: Session, path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Files]:
-    """Old files, for each of the two tests. The first tree has two directories beside them."""
+    """Two trees of old files, one for each test. The first tree also has two directories."""
     place = tmp_path_factory.mktemp("no_room")
     made = [Files(place / name).add_many(COUNT, SIZE) for name in ("first", "second")]
     for directory, text in (("d", b"first one"), ("d.new", b"second on")):
@@ -73,13 +73,13 @@ def test_a_process_without_room_for_a_new_daemon(
         process.go(f"rewrite:{name}")
         process.wait()
         assert first_bytes(session, files.path(name)) == "rewritten"
-        # The daemon has marked this file, and no other.
+        # The daemon has marked only this file as changed.
         wait_until(lambda: settle(session) == {"present": COUNT + 1, "changed": 1}, what="the mark")
         process.go("rename:d")
         process.wait()
         assert first_bytes(session, files.root / "d" / "file") == "second on"
         maps = Path(f"/proc/{process.process.pid}/maps").read_text()
-        assert f"{session.paths.clients}\n" not in maps  # but the one of the daemon before
+        assert f"{session.paths.clients}\n" not in maps  # the old daemon's is "(deleted)"
     assert_quiet(session)
 
 

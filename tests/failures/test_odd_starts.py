@@ -1,4 +1,4 @@
-"""`monarch run` started under odd conditions: it does what the command alone does."""
+"""`monarch run` under unusual conditions: its command behaves as without `monarch run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.watch import open_by
 
-# What a shell does before it becomes the command.
+# What a shell does before it executes the command.
 ODD = {
     "umask 0777, no HOME": "umask 0777; unset HOME",
     "umask 0, hardly an environment": "umask 0; unset PATH LANG USER LOGNAME SHELL TERM",
@@ -27,7 +27,7 @@ ODD = {
 }
 
 
-# All that is odd in one way or another.
+# A selection that has each kind of unusual condition.
 SOME_ODD = [
     "umask 0777, no HOME",
     "as nohup starts it, a HOME for nothing",
@@ -69,7 +69,8 @@ def test_it_is_as_without(
 def test_a_signal_while_modules_are_loaded(
     session_factory: Callable[..., Session], tree: Path, tmp_path: Path, module: str, number: int
 ) -> None:
-    """The module that is loaded sends it."""
+    """A signal that comes while modules are imported ends the command without a message. The test
+    replaces a module by one that sends the signal."""
     session = session_factory(tree)
     (tmp_path / "trap").mkdir()
     text = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n"
@@ -130,7 +131,7 @@ def test_a_command_whose_name_the_kernel_cuts_within_a_letter(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     session = session_factory(Files(tmp_path / "source").add_many(1, 20_000).root)
-    for letters in ("", "x"):  # the kernel keeps 15 bytes, and one of these is cut
+    for letters in ("", "x"):  # the kernel keeps 15 bytes, so it cuts one name within a letter
         script = tmp_path / f"{letters}обучение-модели.sh"
         script.write_text("#!/bin/sh\necho RAN\n")
         script.chmod(0o755)

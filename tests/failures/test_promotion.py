@@ -1,5 +1,5 @@
-"""A complete copy takes the place of its source file on an open descriptor, and never that of a
-position in use or of a lock."""
+"""Promotion: a complete copy takes the place of its source file on an open descriptor, but not if
+the descriptor's offset is in use or the file is locked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_present(session: Session, count: int = 1) -> None:
 
 # --- what is promoted ----------------------------------------------------------------------------
 
-# usage: FLAGS FILE...   Reads each by offsets alone, before and after its copy is complete.
+# usage: FLAGS FILE...   Reads each file at explicit offsets before and after its copy is complete.
 BY_OFFSETS = """
 def look(fd):
     st = os.fstat(fd)
@@ -94,7 +94,8 @@ def test_a_descriptor_used_with_offsets_alone_moves_to_the_copy(
 def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
     session: Session, files: Files
 ) -> None:
-    """Before its exec a vfork'd child runs in its parent's memory: what it closes is its own."""
+    """A child of vfork that closes all its descriptors before its exec does not prevent promotions
+    in its parent, although it runs in the parent's memory."""
     script = BY_OFFSETS.replace("step(before)", "subprocess.run(['true']); step(before)")
     with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
         program.wait()
@@ -132,10 +133,10 @@ def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files)
         program.end()
 
 
-# --- who uses the position -----------------------------------------------------------------------
+# --- descriptors whose offset is in use ----------------------------------------------------------
 
-# Each takes the first bytes in some way, and the rest in the same way after a read with an offset
-# that could have promoted the descriptor. FIRST and REST are the same function.
+# Each way defines take(n), which reads at the descriptor's offset. The program reads the first
+# bytes and the rest by take, with a pread in between that could promote the descriptor.
 WAYS = {
     "read": "fd = os.open(path, 0)\ndef take(n): return os.read(fd, n)",
     "readv": """fd = os.open(path, 0)
@@ -225,8 +226,8 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One for each way into the library. The others are next to one of these: readv to read, fdopen in C
-# to fopen, a child to a program that inherits the descriptor.
+# One way for each code path in the library. Each other way is similar to one of these: readv to
+# read, fdopen in C to fopen, a child to a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",
@@ -254,7 +255,8 @@ def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: st
         program.end()
 
 
-# forkpty(3) forks inside libc. The child would move the descriptor to the copy, were it its own.
+# forkpty(3) forks inside libc, where the library does not see it. The child uses the descriptor,
+# whose offset it shares with its parent.
 FORKED_UNSEEN = """
 fd = os.open(sys.argv[1], 0)
 os.pread(fd, 1000, 0)
@@ -271,7 +273,7 @@ step(os.lseek(fd, 0, 1))
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # or the first read might find the copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so that the first read finds no copy
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -284,7 +286,7 @@ def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, fil
 
 # --- locks and signals ---------------------------------------------------------------------------
 
-# lock(fd) for a descriptor of the file; tells whoever could promote it to leave it.
+# Kinds of locks on the file of `fd`; each of them must prevent a promotion.
 LOCKS = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
@@ -292,7 +294,7 @@ LOCKS = {
     "ofd": "fcntl.fcntl(fd, 37, LOCK)",
     "lease": "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)",
 }
-# Locks for reading where the descriptor is not open for writing; F_WRLCK would be EBADF.
+# The locks are shared: the descriptor is not open for writing, so F_WRLCK would fail with EBADF.
 LOCKING = """
 LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
@@ -306,7 +308,7 @@ if where == "of_the_copy":
 found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
 """
-# A second process's answer to "could you write-lock it?" by kind; 1: no, somebody holds it.
+# By kind of lock: how a second process tries to take a lock that conflicts with it.
 OTHERS = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
@@ -324,7 +326,7 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# Each kind of lock, and each place with the one that goes with any close.
+# Each kind of lock, and each place with a POSIX lock, which any close of the file drops.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
     ("posix", "the_same"),
@@ -341,12 +343,13 @@ SOME_LOCKS = [
 def test_a_lock_outlives_all_promotions_that_could_have_been(
     session: Session, files: Files, case: tuple[str, str]
 ) -> None:
-    """POSIX locks go with any close, dup2 or dup3 of any descriptor of the file."""
+    """A lock is kept, and descriptors of its file are not promoted. The kernel drops POSIX locks at
+    a close, dup2 or dup3 of any descriptor of the file."""
     kind, where = case
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # or the second open might find the copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so that the second open finds no copy
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -373,7 +376,7 @@ SETTINGS = {
 def test_what_was_set_on_a_description_stays(
     session_factory: Callable[..., Session], files: Files, kind: str
 ) -> None:
-    # The copy is not there before the first read.
+    # The limit delays the copy until after the first read.
     session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}, **IN_UNITS).start()
     session.wait_scanned()
     change, ask = SETTINGS[kind]
@@ -399,7 +402,7 @@ step(before, {ask})
 
 # --- a process that sees other files under the same names ----------------------------------------
 
-# usage: PLANTED SOURCE TIER FILE...   PLANTED/root is a root in which TIER holds other files.
+# usage: PLANTED SOURCE TIER FILE...   Below the root PLANTED/root, TIER has other files.
 MOVED = """
 import errno
 planted, source, tier, *paths = sys.argv[1:]
@@ -438,7 +441,8 @@ os.chroot(planted + '/root')
 def test_a_descriptor_from_before_has_its_file(
     session: Session, files: Files, tmp_path: Path, move: str
 ) -> None:
-    """The copies' names lead to other files by then."""
+    """A descriptor that was opened before a chroot or a mount still reads its own file, although
+    the copies' paths now lead to other files."""
     copies = tier_root(session.tiers[0]) / "c"
     planted = tmp_path / "planted"
     words = [planted, files.root, copies, *(files.path(name) for name in "abc")]

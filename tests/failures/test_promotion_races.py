@@ -1,5 +1,5 @@
-"""What another thread does to a descriptor in the middle of its promotion, or of a read that a copy
-serves: it has its own file and position afterwards, and the read is of one file."""
+"""Another thread uses a descriptor while it is promoted, or while a copy serves a read of it. The
+descriptor has the right file and offset afterwards, and each read is of one file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def wait_present(session: Session) -> None:
     wait_until(lambda: session.status()["sources"][0]["present"] >= 1, what="the copy")
 
 
-# What another thread does to the descriptor while a pread is about to replace it, and what must
-# hold when both are done.
+# By name: what another thread does to the descriptor while a pread is about to promote it, and what
+# must hold when both threads are done.
 MEANWHILE = {
     "lseek": ("os.lseek(fd, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
     "read": ("first = os.read(fd, 1000)", "first + os.read(fd, 1000) == DATA[:2000]"),
@@ -84,8 +84,8 @@ step(bool({holds}))
 """
 
 
-# One for each way into the library: a move of the offset, a read, a number more, other flags, and a
-# number that another file gets.
+# One for each code path in the library: a move of the offset, a read, a duplicate, a child, other
+# flags, and a number that another file gets.
 SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it", "vfork"]
 
 
@@ -93,8 +93,8 @@ SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it",
 def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
-    """A slow answer of the source's holds the promotion up between its last look at the descriptor
-    and the replacement."""
+    """A change of a descriptor during its promotion is not lost. A slow getattr of the source
+    delays the promotion between its last check of the descriptor and the replacement."""
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
@@ -160,7 +160,7 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# How the other file is opened, where it stands, and what a read of it may say besides its bytes.
+# How the other file is opened, its offset, and the results besides its bytes that a read may have.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -185,8 +185,8 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     tmp_path: Path,
     case: tuple[str, str],
 ) -> None:
-    """The copy has the beginning, and the daemon stands still: the rest would come from the
-    source, but another file is on the number by then."""
+    """A read gives bytes of one file, even if another file is put on its number. The copy has only
+    the beginning and the daemon is suspended, so the rest would be read from the source."""
     call, other = case
     behind = Files(source.backing)
     behind.add("a", SIZE)
@@ -234,7 +234,8 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     call: str,
     preload: bool,
 ) -> None:
-    """See offset_race.c."""
+    """If another file is put on the number during a read, the offset that moves is that of the file
+    that is read (see offset_race.c)."""
     files = Files(tmp_path / "source")
     files.add("a", SIZE)
     other = tmp_path / "other"
@@ -262,13 +263,14 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     ]
 
 
-# --- in the middle of a promotion, by a thread that is less important -----------------------------
+# --- in the middle of a promotion by a thread of lower priority ----------------------------------
 
 
 def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
-    """The program NAME.c opens a file, is told that its copy is there, and finds what it should."""
+    """Runs the program `name`.c: it opens a file and is told when the file has a copy. Checks that
+    it reports one held call, and 0 for the error that it looks for."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -295,17 +297,19 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """See priority_race.c."""
+    """A close that waits for the promotion of its descriptor leaves the processor to the promoting
+    thread, even if that thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 
-# --- in the middle of a look at a descriptor that was closed unseen -------------------------------
+# --- while the library checks a descriptor that was closed unseen ---------------------------------
 
 
 def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """See untrack_race.c."""
+    """A file that is opened on a number while a read notices that the number's old file was closed
+    is tracked, and promoted later (see untrack_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -338,5 +342,6 @@ def test_a_file_that_comes_to_the_number_meanwhile_is_known(
 def test_the_child_of_a_fork_has_the_programs_descriptors_alone(
     session_factory: Callable[..., Session], tmp_path: Path, call: str
 ) -> None:
-    """See fork_race.c."""
+    """A child that is forked during a read inherits no descriptor of the library's own (see
+    fork_race.c)."""
     check_race(session_factory, tmp_path, "fork_race", call)

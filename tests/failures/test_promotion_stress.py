@@ -1,6 +1,7 @@
-"""Descriptors are promoted while their numbers come and go in other threads.
+"""Descriptors are promoted while other threads open and close descriptors on the same numbers.
 
-MONARCH_STRESS_SECONDS: how long it runs, 2 by default and 4 with --long. Before a release:
+MONARCH_STRESS_SECONDS: how long the test runs [s], by default 2, or 4 with --long. Before a
+release:
 
     MONARCH_STRESS_SECONDS=60 pytest tests/failures/test_promotion_stress.py -s
 """
@@ -30,8 +31,8 @@ def stress_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stress_of_numbers_that_come_and_go(
     session_factory: Callable[..., Session], tmp_path: Path, stress_program: Path
 ) -> None:
-    """See promotion_stress.c. Copies are dropped again and again, so that there is always another
-    to promote."""
+    """No thread reads wrong bytes (see promotion_stress.c). The test drops all copies again and
+    again, so that there are always new copies to promote."""
     for name in ("source", "scratch"):
         (tmp_path / name).mkdir()
     subprocess.run([stress_program, "make", tmp_path / "source"], check=True)

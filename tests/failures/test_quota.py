@@ -1,4 +1,5 @@
-"""A tier never takes more than its quota, not even for a moment: copies, names and manifest."""
+"""A tier never takes more than its quota, not even for a moment. Copies, their directory and the
+manifest count."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def tier(tmp_path: Path, quota_bytes: int, **more: object) -> dict[str, object]:
     return {"mount_point": mount, "max_storage_quota": quota_bytes, **more}
 
 
-# A tier that keeps its copies has a manifest as well, and counts all that another one counts.
+# A persistent tier also has a manifest, and counts everything that another tier counts.
 @pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
 def test_many_fills_at_a_time_stay_below_it(
     session_factory: Callable[..., Session], tmp_path: Path, persistent: bool
@@ -52,7 +53,8 @@ def test_many_fills_at_a_time_stay_below_it(
 def test_tiny_and_empty_files_count_what_the_manifest_takes_for_them(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """Their rows, and the directory of copies, are larger than what is in them."""
+    """For tiny and empty files, the rows of the manifest and the directory of copies count towards
+    the quota; they take more than the files' content."""
     files = Files(tmp_path / "source").add_many(sized(1000, 3000), 0, prefix="empty")
     files.add_many(sized(500, 1500), 1, prefix="tiny").wait_until_old()
     quota = sized(2 * MIB // 3, 2 * MIB)
@@ -76,7 +78,7 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
     with QuotaWatch(session.tiers[0]) as watch:
         found = settle(session)
     assert watch.most_bytes <= quota
-    # By their sizes alone 255 would fit.
+    # If only the files' sizes counted, 255 would fit.
     assert 100 < found["present"] <= 128
     status = session.status()
     said, present = status["tiers"][0], status["sources"][0]["present"]
@@ -89,7 +91,8 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
 def test_a_file_of_a_byte_may_take_a_large_page(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """statfs(2) says 4 KiB of such a file system too."""
+    """A tier on a tmpfs with large pages stays within its quota, although statfs(2) reports blocks
+    of 4 KiB for such a file system too."""
     mount = mounts.tmpfs("large_pages", 256 * MIB, huge="always")
     (mount / "byte").write_bytes(b"1")
     if (mount / "byte").stat().st_blocks * 512 < 2 * MIB:

@@ -1,7 +1,7 @@
-"""A read that waits in the kernel for another thread's read of the same open file, at a source that
-takes its time: whatever other threads do meanwhile is done at once, and the reads give what they
-would give without the library. See read_under_way.c. And a mapping that waits for a copy: see
-map_under_way.c."""
+"""A read that waits in the kernel for another thread's read of the same open file, on a slow
+source: calls of other threads on the descriptor return at once, and the reads give what they give
+without the library (see read_under_way.c). Also a mapping that waits for a copy (see
+map_under_way.c)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
-# The kernel asks the source for so much at a time, and each takes so long [bytes, s].
+# The size of the kernel's requests to the source, and the time that each of them takes [bytes, s].
 REQUEST, LATENCY_S = 128 << 10, 0.5
 FIRST = 4 * REQUEST
-# What takes the reads' time takes 1.5 s and more [us].
+# A call must take less than this [us]. A call that waits for the reads takes 1.5 s or more.
 AT_ONCE_US = 700_000
 LITTLE_WORK_US = 100_000
-OVER = 75  # the status where a read was over before it was seen to wait
+OVER = 75  # the program's status if a read ended before it was seen to wait
 Done = subprocess.CompletedProcess[str]
 WHAT = ["close", "dup2", "lock", "signal", "fork"]
 
@@ -67,8 +67,8 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
-    """Here a mapping waits for the copy of its file: for one or two seconds. `session` has set the
-    source's latency, which is as it was afterwards."""
+    """A session in which a mapping waits for the copy of its file, for one or two seconds. The
+    fixture lowers the latency that `session` has set, and restores it afterwards."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
         source.latency(read=LATENCY_S / 4)
@@ -79,7 +79,8 @@ def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[S
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
-    """The reads give what they give without the library; the call does not wait for them."""
+    """Checks that the reads give what they give without the library, and that the call takes less
+    than `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:
         if preload:
@@ -101,7 +102,7 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-# dup2 takes the number as close does, and then gives it to the other file.
+# `close` has only a long case: dup2 closes the number as well, and then puts the other file there.
 @pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str

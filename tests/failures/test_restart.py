@@ -1,4 +1,4 @@
-"""Copies of a persistent tier in the next session: served at once, or never if one is wrong."""
+"""The next session serves the copies of a persistent tier at once, but never one that is wrong."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COUNT = 24
 def sources(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[tuple[SlowSource, list[Files]]]:
-    """Trees of old files behind one slow source that counts: one that no test changes, and one for
-    each test that does."""
+    """A slow source that counts operations, and trees of old files behind it: one that no test
+    changes, and others for the tests that change theirs."""
     place = tmp_path_factory.mktemp("restart")
     backing, mountpoint = place / "backing", place / "mount"
     mountpoint.mkdir()
     trees = [Files(backing / f"tree{i}").add_many(COUNT, 30_000) for i in range(3)]
     trees[-1].wait_until_old()
-    # The mount tells of changes behind its back at once.
+    # Without cached attributes, a change behind the mount is visible at once.
     with SlowSource(backing, mountpoint, binary=slowsource_binary, attr_timeout=0) as mounted:
         yield mounted, trees
 
@@ -45,7 +45,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """A tree as seen through the slow source."""
+    """Returns the tree with its paths in the slow source."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen
@@ -53,7 +53,7 @@ def seen_by_programs(source: SlowSource, behind: Files) -> Files:
 
 @pytest.fixture
 def files(sources: tuple[SlowSource, list[Files]]) -> Files:
-    """An old tree, which the test leaves as it is."""
+    """A tree of old files, which the test must not change."""
     return seen_by_programs(sources[0], sources[1][0])
 
 
@@ -61,7 +61,7 @@ def files(sources: tuple[SlowSource, list[Files]]) -> Files:
 def recorded(
     tmp_path_factory: pytest.TempPathFactory, sources: tuple[SlowSource, list[Files]]
 ) -> Iterator[Path]:
-    """A tier that has recorded copies of all of `files`, and that no daemon uses."""
+    """A tier with recorded copies of all of `files`, which no daemon uses."""
     place = tmp_path_factory.mktemp("recorded")
     (place / "tier").mkdir()
     tier = {"mount_point": place / "tier", "max_storage_quota": 32 * MIB, "persistent": True}
@@ -78,15 +78,15 @@ def recorded(
 def stopped(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
 ) -> Session:
-    """Has recorded everything, and has ended in order. Its tier is a copy of `recorded`, in which
-    the manifest is as valid: it knows copies by their names."""
+    """A session that has recorded copies of all files and has ended in order. Its tier is a copy of
+    `recorded`. The manifest is valid there too, because it refers to copies by their names."""
     shutil.copytree(recorded, tmp_path / "tier")
     return make(session_factory, tmp_path, files)
 
 
 @pytest.fixture
 def session(stopped: Session) -> Session:
-    """Has recorded everything, and its daemon runs."""
+    """A session that has recorded copies of all files, and whose daemon runs."""
     restart(stopped)
     assert stopped.status()["sources"][0]["present"] == COUNT
     return stopped
@@ -152,8 +152,9 @@ READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 def test_an_older_copy_of_the_same_file_does_not_hide_the_newer(
     session: Session, files: Files, how: str
 ) -> None:
-    """As a daemon leaves it that fills a file which has changed, and ends before the copy of what
-    the file was is removed."""
+    """If the manifest has an older and a newer copy of a file, the newer one is served and the
+    older one is removed. A daemon leaves both if it copies a changed file, and ends before it has
+    removed the old copy."""
     stop_or_kill(session, how)
     path, newer = next(iter(copies_in(session).items()))
     older = newer.with_name(f"{1:013x}")
@@ -194,7 +195,7 @@ def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
     files.digests[names[1]] = files.digests.pop("new")
     behind.path(names[2]).unlink()
     del files.digests[names[2]]
-    # Same bytes' number and time, other bytes: only the change time tells.
+    # Other bytes, but the same size and modification time: only the change time differs.
     found = os.stat(behind.path(names[3]))
     behind.add(names[3], 30_000, version=3)
     os.utime(behind.path(names[3]), ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -221,7 +222,7 @@ def damage_end(copy: Path) -> None:
 
 
 def damage_hole(copy: Path) -> None:
-    """What a power cut leaves of a file that was never synced."""
+    """Replaces the content by a hole, as a power cut may leave a file that was never synced."""
     copy.chmod(0o600)
     os.truncate(copy, 0)
     os.truncate(copy, 30_000)
@@ -241,7 +242,8 @@ DAMAGES = [damage_byte, damage_end, damage_hole, damage_name, damage_kind]
 
 
 def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Files) -> None:
-    """Three copies are damaged in each way."""
+    """A copy that was damaged after a kill is never served. The test damages three copies in each
+    way."""
     copies = copies_in(session)
     names = list(files.digests)[: 3 * len(DAMAGES)]
     session.kill()
@@ -258,7 +260,8 @@ def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Fi
 def test_what_a_short_session_did_not_come_to_is_not_trusted_after_it(
     session: Session, files: Files, source: SlowSource
 ) -> None:
-    """Killed, as by a power cut; then a session that ends well before its scan does."""
+    """Copies that a kill has damaged are not served, even if another session has run in between,
+    which ended in order before its scan was complete."""
     copies = copies_in(session)
     session.kill()
     for name in list(files.digests)[:3]:
@@ -313,7 +316,8 @@ def test_a_start_that_fails_leaves_a_clean_tier_clean(stopped: Session) -> None:
 
 
 def test_a_start_that_is_ended_leaves_a_clean_tier_clean(stopped: Session) -> None:
-    """Whenever it is; which moments those are differs from machine to machine."""
+    """If a start is ended by SIGTERM at any moment, a clean tier stays clean. The test tries
+    several moments, relative to how long a start takes on this machine."""
     session = stopped
     began = time.monotonic()
     session.start()
@@ -345,7 +349,7 @@ def test_a_copy_that_was_lost_after_a_clean_end_is_not_served(
 def test_a_smaller_quota_drops_copies(
     session_factory: Callable[..., Session], stopped: Session, tmp_path: Path, files: Files
 ) -> None:
-    # Eight blocks a file, and a bit of the ninth; the directories and the manifest count as well.
+    # Each file takes eight blocks of 4 KiB; the directories and the manifest count as well.
     quota = 10 * 32768
     smaller = make(session_factory, tmp_path, files, quota)
     restart(smaller)
@@ -396,7 +400,7 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
 ) -> None:
     source = slow_factory()
     behind = Files(source.backing).add_many(10, 20_000)
-    # Young for as long as the test takes.
+    # With a time in the future, the files count as just changed during the whole test.
     for name in behind.digests:
         os.utime(behind.path(name), (time.time() + 3600,) * 2)
     files = Files(source.mountpoint)
@@ -407,7 +411,7 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
     assert settle(session) == {"present": 10}
     session.kill()
     recorded = len(copies_in(session))
-    # By the program that wanted it, by the fill, and once more before it is recorded.
+    # Each file is opened by the program and by the fill, and once more before it is recorded.
     assert source.counts()["open"] >= 2 * 10 + recorded
     restart(session)
     assert session.status()["sources"][0]["present"] == recorded

@@ -1,4 +1,4 @@
-"""Rights that a process gives up while one of its threads looks at them."""
+"""A process drops its capabilities while one of its threads checks them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support.session import Session
 def test_an_older_look_does_not_hide_that_rights_are_gone(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """See rights_race.c."""
+    """After a process has dropped its capabilities, an open reads the source, even if a check that
+    began before that still saw them (see rights_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("rights_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

@@ -34,7 +34,7 @@ def session(session_factory: Callable[..., Session], files: Files) -> Session:
 
 
 def daemons(session: Session) -> list[int]:
-    """Processes that name this configuration and are no command of ours."""
+    """Returns the process IDs of the daemons of this session."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
@@ -68,7 +68,7 @@ def test_the_commands_status_is_passed_on(session: Session, script: str) -> None
     assert_nothing_left(session)
 
 
-# `monarch` with a test's patience.
+# `monarch` with shorter limits for waits.
 IMPATIENT = """
 import sys
 import monarch_py.ipc.connection, monarch_py.commands.run
@@ -170,7 +170,8 @@ def test_signals_of_a_batch_system_reach_the_command(session: Session, name: str
 
 
 def test_ctrl_c_is_the_commands(session: Session) -> None:
-    """The terminal sends it to both; we wait for what the command makes of it."""
+    """The terminal sends SIGINT to `monarch run` and to its command. `monarch run` waits for the
+    command and ends with its status."""
     script = TRAPPER.replace("SIGHUP", "SIGINT")
     with subprocess.Popen(
         session.command("run", "-q", "--", sys.executable, "-c", script),
@@ -195,7 +196,7 @@ def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: f
         stderr=subprocess.PIPE,
         text=True,
     ) as run:
-        time.sleep(delay_s)  # the moment itself is what is tried, not waited for
+        time.sleep(delay_s)  # the test tries different moments, and waits for no event
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
         assert run.stderr is not None
@@ -360,7 +361,7 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
 
 @contextmanager
 def running(session: Session) -> Iterator[subprocess.Popen[bytes]]:
-    """A run of a command that goes on until the block's end, or until it is killed."""
+    """Runs `monarch run` of a command that ends at the end of the block, or when it is killed."""
     script = "echo here; cat"
     with subprocess.Popen(
         session.command("run", "-q", "--", "sh", "-c", script),
@@ -417,16 +418,17 @@ def test_start_keeps_a_runs_daemon(session: Session) -> None:
 
 
 def test_stop_waits_for_no_parent(session: Session) -> None:
-    """One that waits for its children late, or never, as the first process of many containers."""
+    """`monarch stop` does not wait until the daemon's parent has reaped the daemon. The first
+    process of many containers does that late, or never."""
     session.start()
     done = session.monarch("stop", timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     assert session.daemon is not None
-    assert session.daemon.wait(0) == 0  # waited for only now
+    assert session.daemon.wait(0) == 0  # the test reaps the daemon only now
 
 
 def test_what_is_ignored_stays_ignored(session: Session) -> None:
-    """A job behind nohup outlives its terminal, and so does what it runs."""
+    """A signal that `monarch run` ignores, as under nohup, is also ignored by its command."""
     show = "import sys; print(open('/proc/self/status').read())"
     done = subprocess.run(
         ["nohup", *session.command("run", "-q", "--", sys.executable, "-c", show)],

@@ -1,6 +1,7 @@
-"""A daemon whose `monarch run` was killed: it serves who is left, and then ends by itself.
+"""A daemon whose `monarch run` was killed serves the programs that are left, and then ends by
+itself.
 
-How long a daemon waits that nobody uses is shorter here than in the package, except with --long.
+Without --long, unused daemons end sooner here than in the package.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from support.session import Session, wait_until
 from monarch_py.daemon.orphan import LOOK_S, UNUSED_S
 from monarch_py.storage.tiers import tier_root
 
-# Has a file of the source open under the library, in a session of its own, until its input ends.
+# Reads a file of the source under the library, in a session of its own, and runs until its input
+# ends.
 READER = """
 import os, sys
 os.setsid()
@@ -35,7 +37,7 @@ os.read(0, 1)
 
 
 def unused_s() -> float:
-    """How long a daemon waits that nobody uses [s]."""
+    """Returns after how long an unused daemon ends [s]."""
     return sized(1.5, UNUSED_S)
 
 
@@ -52,8 +54,8 @@ def files(tmp_path: Path) -> Files:
 
 @contextmanager
 def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`monarch run` of a command that has said "here", killed; its input stays open to the end of
-    the block, and the command with it."""
+    """Starts `monarch run` of a command, and kills it when the command has printed "here". The
+    command's input stays open until the end of the block, so the command runs that long."""
     with subprocess.Popen(
         run_of(session, *command),
         env=session.env(preload=False),
@@ -76,17 +78,17 @@ def serves(session: Session) -> bool:
 
 
 def is_gone(session: Session) -> bool:
-    """The daemon, its copies and its segments."""
+    """Returns whether the daemon has removed its copies and its segments."""
     return not (tier_root(session.tiers[0]).exists() or session.paths.control.exists())
 
 
 def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], files: Files) -> None:
     plain, left, taken, shared = (session_factory(files.root) for _ in range(4))
     reader = (sys.executable, "-I", "-S", "-c", READER, str(files.path("f00001")))
-    # The command ends with its run, and leaves the reader behind.
+    # The command ends when its `monarch run` does, and leaves the reader behind.
     script = 'exec 3<&0; "$@" <&3 & while kill -0 $PPID 2>/dev/null; do sleep 0.1; done'
     with ExitStack() as stack:
-        # Neither the shell nor cat has asked for a file of the source.
+        # Neither the shell nor cat opens a file of the source.
         commands = {
             each: stack.enter_context(killed(each, "sh", "-c", "echo here; exec cat"))
             for each in (plain, taken, shared)
@@ -100,7 +102,7 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
         )
         stack.callback(other.wait, 60)
         stack.callback(other.communicate)
-        time.sleep(1.4 * unused_s())  # longer than a daemon waits that nobody uses
+        time.sleep(1.4 * unused_s())  # long enough for an unused daemon to end
         assert [serves(each) for each in (plain, left, taken, shared)] == [True] * 4
         for command in commands.values():
             assert command.stdin is not None
@@ -113,7 +115,8 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
 
 
 def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
-    """By the same daemon, which goes on to serve the command of the run that was killed."""
+    """The next `monarch run` is served by the same daemon, which still serves the command of the
+    killed run."""
     session = session_factory(files.root)
     with killed(session, "sh", "-c", "echo here; exec cat"):
         pid = session.status()["pid"]

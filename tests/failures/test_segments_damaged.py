@@ -1,5 +1,5 @@
-"""Segments of a session that are not what they should be: clients leave them alone, and the next
-daemon starts among the ruins."""
+"""If a session's segments are damaged, clients do not use them, and the next daemon starts in spite
+of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def abandoned(session_factory: Callable[..., Session], files: Files) -> Session:
-    """The segments of a killed daemon: nobody but the clients uses them."""
+    """A session whose daemon was killed: only clients use its segments."""
     session = session_factory(files.root).start()
     settle(session)
     check_all(session, files)
@@ -67,7 +67,7 @@ def control_counts(session: Session) -> None:
 
 
 def control_lengths(session: Session) -> None:
-    """Longer paths than there is room for: of copies, which are put together in a buffer."""
+    """Sets the length of a tier's path to more than the buffer in which copies' paths are made."""
     at = ffi.offsetof("struct monarch_control", "tier")
     at += ffi.offsetof("struct monarch_tier", "path_len")
     put(session.paths.control, at, b"\xff\xff\xff\x7f")
@@ -125,7 +125,7 @@ def catalog_zeros(session: Session) -> None:
 
 
 def catalog_offsets(session: Session) -> None:
-    """A header that is none behind the right magic and size."""
+    """Overwrites the catalog's header behind its magic number and its size."""
     at = ffi.offsetof("struct monarch_catalog", "capacity")
     put(catalog_of(session), at, os.urandom(ffi.sizeof("struct monarch_catalog") - at))
 
@@ -157,7 +157,7 @@ DAMAGES = [
 ]
 
 
-# One for each check of a client's, and of the next daemon's.
+# One damage for each check that a client or the next daemon makes.
 EACH_CHECK = [
     control_cut,
     control_garbage,
@@ -176,7 +176,8 @@ EACH_CHECK = [
 
 @pytest.mark.parametrize("kind", ["control", "clients", "catalog", "directory"])
 def test_damaged_segments_harm_nobody(abandoned: Session, files: Files, kind: str) -> None:
-    """One damage after the other: the daemon that starts among the ruins is killed for the next."""
+    """If segments are damaged, programs still read the right bytes, and the next daemon serves
+    them. The test then kills this daemon, and applies the next damage to its segments."""
     plain = abandoned.run([*READ_ALL, str(files.root)], preload=False)
     damages = [damage for damage in sized(EACH_CHECK, DAMAGES) if damage.__name__.startswith(kind)]
     assert damages
@@ -196,7 +197,8 @@ def test_damaged_segments_harm_nobody(abandoned: Session, files: Files, kind: st
 def test_a_daemon_whose_clients_were_zeroed_ends(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """The segment also counts the sleeping threads: at its end the daemon wakes all of them."""
+    """A daemon ends in order even if its clients segment was overwritten with zeros. This segment
+    counts the sleeping threads, which the daemon wakes at its end."""
     session = session_factory(files.root).start()
     session.wait_scanned()
     check_all(session, files)

@@ -1,5 +1,6 @@
-"""The session's directory, or a part of it, is removed while a daemon serves: an epilogue that
-empties shared memory, RemoveIPC at the user's logout. The daemon ends, and nobody reads old copies.
+"""If the session's directory or a part of it is removed while a daemon serves, the daemon ends, and
+no program reads old copies. This happens if a batch system's epilogue empties shared memory, or by
+RemoveIPC at the user's logout.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from support.watch import settle
 
 from monarch_py.storage.tiers import tier_root
 
-# A daemon at rest looks every second [s].
+# An idle daemon checks its session once a second; this is the limit for its end [s].
 NOTICED_S = 5.0
-# Opens a file again at each step: what the descriptor is, and what is in it.
+# Opens the file again at each step, and reports the descriptor's path and the first bytes.
 REOPEN = """
 while True:
     fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -54,7 +55,7 @@ def test_the_whole_directory(session_factory: Callable[..., Session], files: Fil
         shutil.rmtree(session.paths.path)
         session.python(WRITE, path)
         wait_until(lambda: not daemon.is_running(), timeout=NOTICED_S, what="the daemon's end")
-        # The log had been removed as well.
+        # The log had been removed as well, so this is a new one.
         assert_said(session.paths.log.read_text(), session.paths.control)
         process.go()
         opened, content = process.wait()
@@ -81,7 +82,7 @@ def replace(path: Path) -> None:
 PARTS = ["clients", "catalog", "socket", "control replaced"]
 
 
-# A file that is gone, and one that is another.
+# A file that was removed, and one that was replaced.
 @pytest.mark.parametrize("part", cases(PARTS, ["catalog", "control replaced"]))
 def test_a_part_of_it(session_factory: Callable[..., Session], files: Files, part: str) -> None:
     session = session_factory(files.root).start()

@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small, or becomes full: as in containers, where all share 64 MiB."""
+"""Shared memory that is too small or becomes full, as in a container, where /dev/shm has 64 MiB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch_py.native import ffi
 SMALL = 4 * MIB
 FOLDERS = sized(40, 100)  # of a thousand files each
 SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
-# Beside them, for the catalog of some thousand files.
+# Room for these segments, and for the catalog of some thousand files [bytes].
 ENOUGH_FOR_A_FEW = sum(map(ffi.sizeof, SEGMENTS)) + 7 * MIB // 4
 
 
@@ -56,13 +56,13 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
     assert_one_sentence(serve.stderr, shm)
     start = session.monarch("start")
     assert start.returncode == 3
-    assert_one_sentence(start.stderr, shm)  # also where not even the log has room for it
+    assert_one_sentence(start.stderr, shm)  # even if the log has no room for the sentence
     done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
     assert_one_sentence(done.stderr, shm)
     assert done.stdout.startswith(files.digests["f00000"])
     if not full:
-        assert du_bytes(shm) < MIB  # what was begun has been taken away
+        assert du_bytes(shm) < MIB  # the segments that were begun have been removed
     assert not (session.tiers[0] / "monarch-0" / "c").exists() or not list(
         (session.tiers[0] / "monarch-0" / "c").iterdir()
     )
@@ -70,7 +70,7 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
 
 @pytest.fixture
 def many(mounts: Mounts) -> Files:
-    """Far more files than the catalog has room for; 30 of each 1000 have known content."""
+    """Far more files than the catalog has room for; `Files` knows 30 of each 1000."""
     files = Files(mounts.tmpfs("source", 512 * MIB))
     for i in range(FOLDERS):
         folder = files.root / f"d{i:03d}"
@@ -92,7 +92,8 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
         loop.wait_passes(2)
         take_the_rest(shm)
         loop.wait_passes(2)
-        # Where the source is in memory, fills take a tenth of the time that programs leave.
+        # On a fast source, as in memory, fills use only a tenth of the time that programs leave, so
+        # it may take a while until copies serve.
         wait_until(lambda: session.totals()["hits"] > 0, what="copies that serve", timeout=60)
         status = session.status()
         assert 1000 < status["catalog_entries"] < 1000 * FOLDERS
@@ -106,7 +107,8 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
 def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
     session_factory: Callable[..., Session], mounts: Mounts
 ) -> None:
-    """Copies are made while files are found, and would take all of the room before that ends."""
+    """A tier in the shared memory of the catalog leaves the catalog room to grow: copies are made
+    during the scan, and would otherwise take all the room before its end."""
     source, shm = mounts.tmpfs("source", 256 * MIB), mounts.tmpfs("shm", 26 * MIB)
     for name in (f"{i:05d}" for i in range(30_000)):
         with (source / name).open("wb", buffering=0) as file:
@@ -119,14 +121,15 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
     session.wait_scanned()
     status = session.status()
     assert (status["catalog_full"], status["catalog_entries"] > 30_000) == (False, True)
-    # What was kept free is for copies now.
+    # After the scan, copies may use the room that was kept free.
     wait_until(lambda: session.status()["tiers"][0]["free_bytes"] < MIB, what="a full tier")
 
 
 def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """Each new copy takes a place in an index that only a larger catalog empties."""
+    """If the catalog cannot grow, the daemon goes on, although copies come and go. Each new copy
+    takes a place in an index, and such places become free only in a larger catalog."""
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
@@ -152,13 +155,15 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
 def test_a_client_on_a_full_shm_is_not_disturbed(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """Clients write into their segment: into a page that were not there yet they would die."""
+    """Clients can write to all of their segment even if shared memory is full. A write to a page
+    that was not allocated before would kill the client."""
     files = Files(tmp_path / "source").add_many(200, 3000)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
     session.wait_scanned()
     take_the_rest(shm)
-    # Every kind of note that a client leaves: wants, unknown paths, changes all over the filter.
+    # The client writes all parts of its segment: wants, unknown paths, and changes in many places
+    # of the filter.
     session.python(
         "import os, sys\n"
         "for i in range(400):\n"

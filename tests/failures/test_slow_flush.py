@@ -1,5 +1,5 @@
-"""A source that is asked when a file is closed, and takes its time: a copy that takes the place of
-an open file has it closed, and nobody but the thread that did it waits for that."""
+"""A source for which closing a file is slow. A promotion closes the source's file. Only the
+promoting thread waits for this close, and a thread that locks the same file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE, FLUSH_S = MIB + 17, 4.0
-# usage: A B   A thread reads A once its copy is there. Meanwhile others lock B, fork, use A's
-# number, close it, and lock A by another descriptor; each says how long it took.
+# usage: A B   A thread reads A once A has a copy. Meanwhile the main thread locks B, forks, uses
+# and closes the descriptor of A, and locks A by another descriptor. It reports how long each call
+# took.
 PROGRAM = """
 a, b = (os.open(path, os.O_RDONLY) for path in sys.argv[1:3])
 again = os.open(sys.argv[1], os.O_RDONLY)
@@ -43,7 +44,7 @@ step(got + took + waits)
 os.wait()  # the child, whose end closes files
 step()
 """
-# Whether somebody else has a lock on the file.
+# Prints whether another process has a lock on the file.
 LOCKED = """
 import fcntl, os, struct, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
@@ -77,7 +78,7 @@ def test_nobody_waits_for_the_close_of_a_file_that_a_copy_has_replaced(
         assert got == digest(files.root.joinpath("a").read_bytes()[:10])
         assert max(waits) < FLUSH_S / 3, waits
         assert read > FLUSH_S * 0.9
-        # The kernel drops the process's locks on the file behind the close.
+        # The kernel drops the process's locks on the file at that close, so a new lock must wait.
         assert lock > FLUSH_S / 3
         source.latency(fsync=0)
         program.go()

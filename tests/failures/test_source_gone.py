@@ -1,4 +1,4 @@
-"""The source fails, lacks files or goes away: programs see what they see without the library."""
+"""If the source fails, lacks files or is unmounted, programs see what they see without Monarch."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
     for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
         done = same_without(session, ["cat", str(tree / name)])
         assert done.returncode == 1, name
-        # Until the daemon has tried to fill it, its attributes are told as they were scanned.
+        # Until the daemon has tried to fill the file, `stat` gives the attributes of the scan.
         look = ["stat", "-c", "%n %s %i", str(tree / name)]
         here = session.run(look, preload=False).returncode
         wait_until(partial(_ends, session, look, here), what=f"what {name} is")
         same_without(session, look)
-    # What was catalogued and could not be filled: a/f1 and a/b/f2, and a/b/f1 through its link.
+    # Three files were in the catalog and could not be filled: a/f1, a/b/f2, and a/b/f1 by its link.
     wait_until(
         lambda: session.status()["sources"][0]["bypass"] == {"changed": 3}, what="the lost files"
     )
@@ -89,7 +89,7 @@ def test_errors_of_the_source_are_the_programs_own(
     found = settle(session)
     assert found["present"] + found.get("failed", 0) == 20
     check_all(session, files)
-    # A process that knows the source goes on with the copies while it fails.
+    # A process that has used the source before reads the copies while the source fails.
     left = Files(files.root)
     left.digests = dict(list(files.digests.items())[3:])
     with Loop(session, left, tmp_path) as loop:
@@ -142,7 +142,7 @@ def test_the_source_is_unmounted_in_the_middle(
             )
             loop.wait_passes(1)
             source.__exit__(None, None, None)
-            # Whoever knows the files already goes on with the copies.
+            # A process that has read the files before still reads the copies.
             loop.wait_passes(2)
             loop.end()
         # A new process sees an empty directory that is not the source.
@@ -198,11 +198,11 @@ def test_another_user_gets_no_file_that_is_not_theirs_from_our_copies(
     ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].returncode == runs[1].returncode == 0
-    # Another user has no daemon of their own under this configuration, and is told so.
+    # The other user has no daemon under this configuration, and the library says so.
     assert runs[0].stderr.count("\n") == 1
     assert "no daemon serves" in runs[0].stderr
     assert "EACCES" in runs[0].stdout
-    # Also for a process that was ours when it found the session, and gives its rights up.
+    # The same holds for a process that attaches as our user, and then becomes the other user.
     script = (
         "import os, sys\n"
         "open(sys.argv[2], 'rb').read()\n"
@@ -245,7 +245,7 @@ def test_a_whole_session_as_an_ordinary_user(
         subprocess.Popen(monarch("serve"), env=env, stdout=log, stderr=log) as daemon,
     ):
         try:
-            # Each status is a process of its own.
+            # Each status starts a process, so the test polls slowly.
             wait_until(lambda: source_status().get("scanned"), what="the daemon's scan", every=0.3)
             reading = [python, *READ_ALL[1:], str(guarded.root)]
             expected = run(as_nobody(*reading))
@@ -258,7 +258,7 @@ def test_a_whole_session_as_an_ordinary_user(
                     lambda: source_status()["present"] == 3, what="the end of all fills", every=0.3
                 )
             status = source_status()
-            # The directories that it cannot list, and the file that it cannot read.
+            # Two directories cannot be listed, and one file cannot be read.
             assert (status["scan_errors"], status["bypass"]) == (2, {"failed": 1})
             assert (place / "shm" / f"monarch-{NOBODY}").stat().st_mode & 0o777 == 0o700
         finally:

@@ -1,6 +1,6 @@
-"""Commands while the source's file system hangs, or when the dataset is gone for good.
+"""Commands while the source's file system hangs, or after the dataset was removed.
 
-How long they wait for it is shorter here than in the package, except with --long.
+Without --long, the commands wait for less time here than in the package.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ENDED = [
     "the daemon ended before it answered",
     "no daemon serves this configuration; start one with `monarch start`",
 ]
-# Longer than any command here may take, and what one may [s].
+# HANGS_S is longer than any command may take here; ENDS_S is the limit for a command [s].
 HANGS_S, ENDS_S = 120.0, 30.0
 READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
-# Ends with its standard input.
+# A command that runs until its standard input ends.
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
 
@@ -60,7 +60,7 @@ def limits() -> dict[str, float]:
 
 @pytest.fixture
 def impatient_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same limits for commands in the test's process."""
+    """Sets these limits for commands that run in the test's process."""
     for name, value in limits().items():
         monkeypatch.setattr(name, value)
 
@@ -97,7 +97,7 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         interrupted, doctor = begun(session, "doctor"), begun(session, "doctor")
         for process in (interrupted, doctor):
             assert process.stdout is not None
-            # One finding after the other: the first are there long before the source is given up.
+            # `doctor` prints its findings one by one, the first long before it gives up the source.
             assert process.stdout.readline().startswith("ok")
             assert process.poll() is None
             if process is interrupted:
@@ -113,14 +113,14 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         said, error = doctor.communicate(timeout=30)
         assert (doctor.returncode, error) == (1, "")
         assert silent in said
-        # The tiers are looked at all the same.
+        # `doctor` still examines the tiers.
         assert f"tier (ssd)       {session.tiers[0]}: quota 4 MiB" in said
-        # This needs the tiers alone.
+        # `verify` without --source needs only the tiers.
         done = session.monarch("verify", timeout=30)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{COUNT} copies checked, 0 damaged\n"
         verified = (done.returncode, done.stdout, done.stderr)
-    # The same for a dataset that is gone for good.
+    # The same for a dataset that was removed.
     text = session.config.read_text()
     session.config.write_text(text.replace(str(mounted.mountpoint), str(tmp_path / "gone")))
     for words in (["run", "--", "true"], ["verify", "--source"]):
@@ -141,7 +141,8 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """Its threads are in a fill, and then in a scan; the next daemon finds a clean tier."""
+    """A daemon ends in time although its threads hang at the source, in a fill and then in a scan.
+    The next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()
@@ -166,7 +167,7 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
         said, error = warm.communicate(timeout=ENDS_S)
         assert (warm.returncode, error) in [(3, f"monarch: {why}\n") for why in ENDED]
     mounted.latency(read=0)
-    session.stop()  # it has ended; its number is free once the source has answered
+    session.stop()  # reaps the daemon, which ends for good once the source has answered
     mounted.latency(readdir=HANGS_S)
     mounted.reset()
     job = begun(session, "run", "--", *WAITS)

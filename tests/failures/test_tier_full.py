@@ -1,4 +1,5 @@
-"""Tiers that are full before their quota is: on tmpfs, ext4 and xfs, of bytes and of inodes."""
+"""File systems of tiers that run out of bytes or inodes before the quota is used: tmpfs, ext4 and
+xfs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def capacity(mount_point: Path) -> int:
 
 
 def level(mount_point: Path, quota_bytes: int = 0) -> dict[str, object]:
-    """A tier; without a quota it claims the whole file system, which others use too."""
+    """Returns the settings of a tier. Its default quota is the whole file system, which other files
+    use too."""
     return {
         "mount_point": mount_point,
         "max_storage_quota": quota_bytes or capacity(mount_point),
@@ -32,7 +34,7 @@ def level(mount_point: Path, quota_bytes: int = 0) -> dict[str, object]:
 
 
 def fill_up(mount_point: Path, leave_bytes: int = 0) -> None:
-    """Somebody else's file takes the room, but for `leave_bytes`."""
+    """Makes a file that takes all free room but `leave_bytes`."""
     with (mount_point / "ballast").open("wb", buffering=0) as ballast:
         size, part = 0, 1 << 30
         while part >= 4096:
@@ -57,7 +59,7 @@ def copies_on(mount_point: Path) -> int:
 
 @pytest.fixture(params=cases(["tmpfs", "ext4", "xfs"], ["ext4", "xfs"]))
 def small(request: pytest.FixtureRequest, mounts: Mounts) -> Path:
-    """A file system with some 40 MiB left, whose tier's quota is all of it."""
+    """A file system with about 40 MiB of free room, less than the quota of a tier on it."""
     sizes = {"tmpfs": 64 * MIB, "ext4": 64 * MIB, "xfs": 300 * MIB}
     point: Path = getattr(mounts, request.param)("small", sizes[request.param])
     fill_up(point, leave_bytes=40 * MIB)
@@ -100,11 +102,12 @@ def test_the_first_tier_is_filled_first(
 def test_somebody_takes_the_room_while_files_are_filled(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """The disk is full in the middle of fills that had been promised their room."""
+    """If another file takes the room of fills that have begun, those fills fail, and the files are
+    read from the source or copied to the next tier."""
     count = sized(300, 600)
     files = Files(tmp_path / "source").add_many(count, 60_000)
     first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)
-    # Slow enough that most of the files are still to come when the disk is full.
+    # The limit makes sure that most files have no copy yet when the disk becomes full.
     session = session_factory(
         files.root,
         tiers=[level(first), level(second, 8 * MIB)],
@@ -119,7 +122,7 @@ def test_somebody_takes_the_room_while_files_are_filled(
     assert 20 < copies_on(first) < count
     check_all(session, files)
     assert_quiet(session)
-    # Room that comes back is used again, once somebody clears the tiers.
+    # Room that becomes free is used again after the tiers were cleared.
     (first / "ballast").unlink()
     session.forget()
     assert settle(session) == {"present": count}
@@ -129,7 +132,8 @@ def test_somebody_takes_the_room_while_files_are_filled(
 def test_a_full_disk_is_not_tried_for_ever_for_empty_files(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """An empty file needs no room by its size, and its name does."""
+    """The daemon does not try forever to copy empty files to a full disk. An empty file has no
+    bytes, but its name needs room."""
     count = sized(1000, 3000)
     files = Files(tmp_path / "source").add_many(count, 0)
     point = mounts.ext4("first", 16 * MIB)

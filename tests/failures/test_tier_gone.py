@@ -1,4 +1,4 @@
-"""A tier that goes away, loses its copies or becomes read-only while a job runs."""
+"""A tier that is removed, loses its copies or becomes read-only while a job runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def level(mount_point: Path, **more: object) -> dict[str, object]:
 
 
 def add_late(session: Session, files: Files) -> None:
-    """Files that appear now and are wanted now, so that the tier is written to."""
+    """Adds files and reads them, so that the daemon writes to the tier."""
     for i in range(5):
         files.add(f"late{i}", 20_000)
     wait_until(  # a listing may be a second old
@@ -44,7 +44,8 @@ def add_late(session: Session, files: Files) -> None:
 
 
 def wait_late(session: Session, files: Files) -> None:
-    """What was read before the daemon knew of it is wanted by who reads it again."""
+    """Reads all files until all have copies. A file that was read before the daemon knew of it is
+    only copied when a program reads it again."""
 
     def all_present() -> bool:
         check_all(session, files)
@@ -53,7 +54,7 @@ def wait_late(session: Session, files: Files) -> None:
     wait_until(all_present, timeout=90, what="the late copies")
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
+@pytest.mark.usefixtures("alone")  # new files may get inode numbers of files that others write
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_directory_of_the_tier_is_removed(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
@@ -68,7 +69,7 @@ def test_the_directory_of_the_tier_is_removed(
         add_late(session, files)
         loop.wait_passes(2)
         loop.end()
-    # It is given up, and what it had goes into the other one. A fill may fail there before.
+    # The tier is given up, and new copies go to the other one. Fills may fail before that.
     wait_until(
         lambda: "was removed or replaced" in session.status()["tiers"][0]["why"],
         what="a tier that is given up",
@@ -91,7 +92,8 @@ def test_the_directory_of_the_tier_is_removed(
 def test_verify_and_clear_name_the_only_tier_when_it_is_gone(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, is_known: bool
 ) -> None:
-    """Whether or not the daemon has noticed; no copy is called damaged."""
+    """If the only tier was removed, `verify` and `clear` name it, and report no copy as damaged,
+    whether or not the daemon has noticed the removal."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     settle(session)
     shutil.rmtree(tier_root(tmp_path / "tier"))
@@ -115,7 +117,7 @@ def test_a_persistent_tier_that_was_never_used_is_in_order(
         assert (done.returncode, done.stdout, done.stderr) == (0, f"0 copies {said}\n", "")
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the number of one that others write
+@pytest.mark.usefixtures("alone")  # new files may get inode numbers of files that others write
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_tier_becomes_read_only(
     session_factory: Callable[..., Session],
@@ -128,14 +130,14 @@ def test_the_tier_becomes_read_only(
     tiers = [level(first, persistent=persistent), level(tmp_path / "second")]
     session = session_factory(files.root, tiers=tiers).start()
     assert settle(session) == {"present": 30}
-    # What the kernel does by itself when the device fails.
+    # The kernel itself does the same when the device fails.
     mounts.remount(first, "abort")
     hits = session.totals()["hits"]
     check_all(session, files)
     assert session.totals()["hits"] == hits + 30
     add_late(session, files)
     wait_late(session, files)
-    # What is changed now must not come from a copy, although that cannot be removed.
+    # A changed file must not be read from its copy, although the copy cannot be removed.
     changed = files.path("f00003")
     session.python("import sys; open(sys.argv[1], 'ab').write(b'more')", changed)
     files.digests["f00003"] = digest(changed.read_bytes())
@@ -145,7 +147,7 @@ def test_the_tier_becomes_read_only(
     )
     assert not session.status()["tiers"][0]["usable"]
     check_all(session, files)
-    # Its copies can still be read.
+    # The copies of the tier can still be read.
     done = session.monarch("verify")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "34 copies checked, 0 damaged\n"
@@ -169,7 +171,8 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     mounts: Mounts,
     is_gone: bool,
 ) -> None:
-    """Somebody has removed it before, or nobody can."""
+    """If a dropped copy is gone already, its room counts as free. If it cannot be removed, its room
+    still counts as used, and the tier is given up."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     assert settle(session) == {"present": 30}
     before = used_bytes(session)
@@ -221,7 +224,8 @@ def test_a_tier_that_is_read_only_at_the_start_is_gone_without(
     session.stop()
     mounts.remount(first, "ro")
     done = session.monarch("start")
-    # Refused by the configuration, with the line to correct, or gone without; never a traceback.
+    # The configuration is refused, with a message that names the tier, or the daemon does without
+    # the tier. There is never a traceback.
     assert "Traceback" not in done.stderr
     if done.returncode == 0:
         assert session.monarch("stop").returncode == 0
@@ -334,9 +338,9 @@ for i in range(count):
 def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     session_factory: Callable[..., Session], files: Files, mounts: Mounts
 ) -> None:
-    """File systems give an inode's number again: a program's own file must not look like the
-    dataset's then, nor its changes go to the source."""
-    # So small that its few inodes lie together and are given again at once.
+    """A program's own file that gets the inode number of a removed copy has its own attributes, and
+    its changes do not go to the source's file."""
+    # The file system has so few inodes that it uses their numbers again at once.
     point = mounts.ext4("first", 8 * MIB, inodes=88)
     tier = level(point) | {"max_storage_quota": 5 * MIB}
     session = session_factory(files.root, tiers=[tier]).start()

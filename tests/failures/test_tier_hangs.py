@@ -1,4 +1,4 @@
-"""A tier that does not answer while copies in it are read ahead."""
+"""A tier whose reads hang while the daemon reads its copies ahead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_py.plan import Plan
 
 MANY, SIZE, THREADS = 200, 50_000, 4
 HANGS_S = 3600.0
-# Opens files as a training would, and reads none of them.
+# Opens files in the order of a training, but does not read them.
 OPEN = "import os, sys\nfor path in sys.argv[1:]: os.close(os.open(path, os.O_RDONLY))"
 READ = """
 import hashlib, sys
@@ -42,7 +42,8 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
     files: Files,
     tmp_path: Path,
 ) -> None:
-    """The tier has half of the files. All threads may do what nobody waits for."""
+    """Fills do not wait for threads that hang while they read copies ahead. The tier has room for
+    half of the files, and all threads may do work for which no reader waits."""
     tier = slow_factory()
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=2)
     (tmp_path / "area").mkdir()
@@ -66,7 +67,7 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
         opened = [str(files.path(names[unit])) for unit in first_epoch(plan)]
         done = session.run([sys.executable, "-c", OPEN, *opened])
         assert (done.returncode, done.stderr) == (0, "")
-        # What the second epoch uses first and the tier has is read ahead.
+        # The daemon reads ahead the tier's copies that the second epoch uses first.
         wait_until(lambda: tier.counts()["read"] == THREADS // 2, what="threads that hang")
         session.wait_idle()
         late = Files(files.root)

@@ -1,6 +1,6 @@
-"""Another user puts a directory of their own in the place of a tier's: its files are never read.
+"""If another user replaces a tier's directory by their own, the files in it are never read.
 
-Alice has the daemon and the job, Bobby the same node.
+The daemon and the job are Alice's. Bobby is another user of the same node.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from support.session import MIB, Session, wait_until
 from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
-PAUSE_S = 0.3  # between two commands of Alice's
-# What Bobby does where he may rename: his files have the names of Alice's copies, and her sizes.
+PAUSE_S = 0.3  # between two commands of Alice
+# If Bobby may rename Alice's directory, he replaces it by one of his own, whose files have the
+# names and sizes of her copies.
 PLANT = """
 cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
 for name in $2; do head -c $3 /dev/zero > monarch-$1/c/$name; chmod 444 monarch-$1/c/$name; done
 """
-# Prints the digests of the files that it is given, each time it is asked.
+# For each line of input, prints the digests of the files that the line names.
 READER = """
 import hashlib, sys
 for line in sys.stdin:
@@ -39,7 +40,7 @@ open_place = pytest.fixture(users.open_place)
 
 
 class Site:
-    """Alice's session over a directory that root has given to all, with her daemon in it."""
+    """Alice's session and daemon, with a tier below a directory that is writable by all users."""
 
     def __init__(self, session: Session, files: Files, python: str) -> None:
         self.session, self.files, self.python = session, files, python
@@ -73,7 +74,8 @@ class Site:
         wait_until(lambda: self.status().get("scanned"), what="the daemon's scan", every=PAUSE_S)
 
     def _has_begun(self) -> bool:
-        """As its segments show it: each status is a process of Alice's."""
+        """Returns whether the daemon's segments exist. This is quicker than `status`, which starts
+        a process of Alice."""
         assert self.daemon is not None
         assert self.daemon.poll() is None, self.session.log.read_text()
         return any(self.session.shm.glob(f"monarch-{ALICE}/*/control*"))
@@ -94,7 +96,7 @@ class Site:
         return list(self.files.digests.values())
 
     def digests(self) -> list[str]:
-        """Of all files, as a new process of Alice's job reads them."""
+        """Returns the digests of all files, as a new process of Alice's job reads them."""
         done = self.run(ALICE, *users.ours(self.session), "sha256sum", *self.paths)
         assert done.returncode == 0, done.stderr
         return [line.split()[0] for line in done.stdout.splitlines()]
@@ -105,12 +107,13 @@ class Site:
         assert self.status()["sources"][0]["present"] == COUNT
 
     def _is_copied(self) -> bool:
-        """As the directory shows it: each status is a process of Alice's."""
+        """Returns whether the tier's directory has all copies. This is quicker than `status`, which
+        starts a process of Alice."""
         copies = self.mount.glob(f"monarch-{ALICE}/c/*")
         return [copy.stat().st_size for copy in copies] == [SIZE] * COUNT
 
     def plant(self) -> bool:
-        """As Bobby; whether he could."""
+        """Replaces the tier's directory as Bobby. Returns whether he was able to."""
         names = " ".join(path.name for path in (self.mount / f"monarch-{ALICE}/c").iterdir())
         words = ("sh", "-c", PLANT, str(self.mount), str(ALICE), names, str(SIZE))
         return self.run(BOBBY, *words).returncode == 0
@@ -151,7 +154,7 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
         f" bit, so that others can replace what lies in it; chmod +t {site.mount}"
     )
-    # In the foreground: a daemon of its own would not know where our packages are.
+    # `serve` runs in the foreground: a daemon in the background would not find our packages.
     done = site.monarch("serve")
     assert done.returncode == 4
     assert done.stderr.endswith(f"\nmonarch: no tier can be used: {why}\n")
@@ -161,7 +164,7 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"chmod +t {site.mount}",
     )
     assert list(site.mount.iterdir()) == []
-    # The hint is one, and then Bobby cannot do it.
+    # If the hint is followed, Bobby cannot replace the directory.
     site.mount.chmod(0o1777)
     site.serve()
     site.fill()
@@ -182,7 +185,7 @@ def test_a_directory_made_beforehand_is_named_with_its_owner(site: Site) -> None
     assert (found["what"], found["hint"]) == ("tier (ssd)", "choose another mount_point")
     assert f"ask user {BOBBY} or root" in found["found"]
     in_the_way.rmdir()
-    # The same for shared memory.
+    # The same holds for shared memory.
     shutil.rmtree(site.session.shm / f"monarch-{ALICE}")
     (site.session.shm / f"monarch-{ALICE}").symlink_to("/nowhere")
     os.chown(site.session.shm / f"monarch-{ALICE}", BOBBY, BOBBY, follow_symlinks=False)
@@ -214,7 +217,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
 
         assert read() == site.right
         assert site.status()["totals"]["hits"] >= COUNT
-        # Stopped, the daemon notices nothing; a process that begins does.
+        # The suspended daemon notices nothing, but a process that begins does.
         site.daemon.send_signal(signal.SIGSTOP)
         site.mount.chmod(0o777)
         assert site.plant()
@@ -227,7 +230,8 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         )
         site.daemon.send_signal(signal.SIGCONT)
         site.wait_given_up()
-        # A process that was there before, too, and one that begins now, which is told nothing.
+        # Both a process that began before and one that begins now read the source. The new one
+        # prints no message, because the daemon has given up the tier.
         assert read() == site.right
         done = site.run(ALICE, *users.ours(site.session), "sha256sum", *site.paths)
         assert [line.split()[0] for line in done.stdout.splitlines()] == site.right
@@ -237,8 +241,8 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         f"tier {site.mount} goes unused: its directory was removed or replaced;"
         " run `monarch stop` and `monarch start` to make it again"
     )
-    # Alice's copies lie where Bobby has moved them: by now their room is free again, and what he
-    # has put in their place is not hers to remove.
+    # The daemon removes Alice's copies from the place to which Bobby has moved them. It does not
+    # remove the files that Bobby has put in their place.
     wait_until(lambda: not list((site.mount / "aside/c").iterdir()), what="no copies left")
     site.end()
     site.daemon = None

@@ -1,4 +1,4 @@
-"""The watch of tiers tells a file system's passing error from a directory that was replaced."""
+"""The watch of tiers distinguishes a temporary error of a file system from a replaced directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons that want the same session or the same tier: one has it, the others say so."""
+"""If several daemons want the same session or tier, one gets it, and the others name this one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_without_any_other_tier_it_does_not_start(
     assert start.returncode != 0
     assert start.stderr.count("\n") == 1
     assert f"is held by the daemon of {first.config} (process " in start.stderr
-    # Jobs under the configuration that has no daemon go on, on the source.
+    # Jobs with the configuration that has no daemon read the source.
     check_all(first, files)
     done = other.monarch("run", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
@@ -149,7 +149,7 @@ def test_a_tier_is_free_again_when_its_daemon_was_killed(
     other = session_factory(files.root, tiers=[shared]).start()
     assert settle(other) == {"present": 10}
     check_all(other, files)
-    # The copies of the killed one are gone; its clients go to the source.
+    # The copies of the killed daemon are gone, so its clients read the source.
     check_all(first, files)
 
 

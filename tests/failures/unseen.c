@@ -1,8 +1,9 @@
-/* Changes the file `f0` of a directory in a way that hides it from whoever looks at open() alone.
+/* Changes the file `f0` of a directory without opening it by open(), so that a library that
+ * interposes only open() does not see the change.
  *
  *   unseen WAY DIRECTORY
  *
- * Ends with 77 where the machine cannot do it. */
+ * Ends with status 77 if the system does not support WAY. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -27,7 +28,7 @@
 extern char **environ;
 int __open64(const char *path, int flags, ...);
 FILE *_IO_fopen(const char *path, const char *mode);
-/* Newer than many a libc: see newer_libc.c. */
+/* Many versions of libc lack these functions: see newer_libc.c. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 typedef int pidfd_spawn_call(int *, const char *, const posix_spawn_file_actions_t *,
                              const posix_spawnattr_t *, char *const[], char *const[]);

@@ -1,11 +1,11 @@
-/* Opens another file on a descriptor's number while a read finds that its first file has gone.
+/* Opens another file on a descriptor's number while a read notices that the old file was closed.
  *
  *   untrack_race FILE OTHER
  *
- * FILE is closed by a system call of the program's own, so that nobody sees it. A thread reads by
- * pread from its number; while it is held before its look at the descriptor, if there is one,
- * another thread opens OTHER there. Writes whether there was a look, waits for a line, reads from
- * OTHER, and writes the name that the kernel has for what is open there.
+ * FILE is closed by a direct system call, which the library does not see. A thread reads by pread
+ * from the number. While it is held before the library's statx of the descriptor, if there is one,
+ * another thread opens OTHER on the number. Prints whether there was a statx, waits for a line,
+ * reads from the number, and prints the path of the file that is open there.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ int main(int argc, char **argv) {
     char link[32], name[4096] = "";
     must(argc == 3, "usage");
     other = argv[2];
-    int low[] = {dup(0), dup(0), dup(0)}; /* hold opens and closes the lowest numbers */
+    int low[] = {dup(0), dup(0), dup(0)}; /* kept for `hold`, which opens the lowest numbers */
     fd = open(argv[1], O_RDONLY);
     for (int i = 0; i < 3; i++)
         close(low[i]);

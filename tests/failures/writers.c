@@ -1,5 +1,5 @@
-/* Opens COUNT files of a directory for writing, all at once, each in a thread of its own, whenever
- * a line comes in; answers with a line. */
+/* Arguments: DIRECTORY COUNT. For each line on standard input, COUNT threads at the same time open
+ * one file each of DIRECTORY and write to it. Prints a line when all of them are done. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
-"""Puts every fault into every distinct system call, one run each, and says which promises broke.
+"""Puts every fault into every distinct system call, one run each, and prints the broken promises.
 
     PYTHONPATH=tests python -m faults [--role ROLE] [--shard I/N] [--results FILE] [--most N]
 
-FILE gets a line of JSON for each run; what it has already is not run again, so that a run that was
-ended goes on where it was. Ends with status 1 when a promise broke.
+FILE gets a line of JSON for each run. A fault that has a line in FILE is not run again, so an
+interrupted command continues where it stopped. The status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# The processes that get the faults, by role: a daemon, a program that reads, the daemon of one of
-# two nodes, a daemon that follows a plan, or `monarch run` with all that it starts.
+# Which process gets the faults, by role: a daemon, a program that reads, the daemon of one of two
+# nodes, a daemon that follows a plan, or `monarch run` and all processes that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,
@@ -39,7 +39,7 @@ SITES: dict[str, type[Site]] = {
     "planned": PlannedSite,
     "run": RunSite,
 }
-# Threads of programs under the library, whoever has started them.
+# The threads of a program under the library; under `monarch run`, they have the same names.
 READERS = ("reader", "monarch-maps")
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
@@ -47,11 +47,11 @@ MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 def plan(
     role: str, classes: list[CallClass], elsewhere: Collection[CallClass] = ()
 ) -> Iterator[tuple[str, CallClass, Fault]]:
-    """The runs, each with the name that it has among the results. Offsets in modules are left
-    out of the names, because they are others in every build: the second call of one function has a
-    number instead.
+    """Yields the runs, each with its name in the results. The names have no offsets in modules,
+    because these differ between builds. If a function has several calls, the second and later ones
+    have a number in their names.
 
-    elsewhere : what processes of other roles get already
+    elsewhere : classes of calls of other roles, which get their faults there
     """
     known = {call.key for call in elsewhere}
     named: Counter[str] = Counter()
@@ -65,7 +65,7 @@ def plan(
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
             if fault.action == "kill" and bearer != role:
-                continue  # whoever has started it is what is killed
+                continue  # "kill" would kill the role's own process, not this reader
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

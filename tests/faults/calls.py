@@ -1,5 +1,5 @@
-"""The system calls into which faults are put, and what each may answer: by its manual page, and
-what network file systems give besides."""
+"""The system calls that get faults, and the errors that each may return: those of its manual page,
+and those that network file systems return in addition."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 __all__ = ["CALLS", "LATE_DAEMON_MS", "LATE_READER_MS", "Call", "Fault", "faults_of"]
 
-# One delay in so many is long. A daemon that is late for longer than programs have patience (5 s)
-# must not keep them; a program's own call is part of what it waits for.
+# One delay in LONG_DELAY_EACH is long [ms]. A program waits for a daemon for 5 s at most, so a call
+# of the daemon may be later than that. The delay of a program's own call lengthens its own wait.
 LONG_DELAY_EACH = 20
 DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """number : on x86-64;  target : what it is about, as faulter.c has it;  errors : names of what
-    it may answer;  can_be_short : it may move fewer bytes than it was asked for;  is_made : it
-    has done its work when it answers with an error"""
+    """number : of the call on x86-64;  target : which argument names its file, as in faulter.c;
+    errors : names of the errors that it may return;  can_be_short : it may move fewer bytes than
+    asked for;  is_made : it has done its work even if it returns an error"""
 
     number: int
     target: str
@@ -41,7 +41,7 @@ CALLS = {
     "poll": _call(7, "n0", "EINTR ENOMEM"),
     "mmap": _call(9, "f4", "ENOMEM"),
     "mprotect": _call(10, "n0", "ENOMEM"),
-    # ENOMEM would be for a part of a mapping alone.
+    # munmap returns ENOMEM only if it unmaps a part of a mapping.
     "munmap": _call(11, "n0", ""),
     "ioctl": _call(16, "f0", "EIO ENOTTY"),
     "pread64": _call(17, "f0", "EIO EINTR ESTALE", short=True),
@@ -113,7 +113,7 @@ CALLS = {
 }
 
 
-# These calls give DISK_ERRORS only on descriptors with a disk behind them.
+# These calls return DISK_ERRORS only for descriptors of files on a disk.
 OF_DISKS = ("close", "fcntl", "fstat", "ioctl", "read", "statx", "write")
 DISK_ERRORS = ("EDQUOT", "EFBIG", "EIO", "ENOSPC", "ESTALE")
 DISKLESS = ("anon_inode", "pipe", "socket")
@@ -121,14 +121,17 @@ DISKLESS = ("anon_inode", "pipe", "socket")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """action : as faulter.c takes it;  name : for a reader of reports"""
+    """action : an ACTION of faulter.c;  name : of the fault in reports"""
 
     action: str
     name: str
 
 
 def faults_of(name: str, target: str, turn: int, long_delay_ms: int) -> list[Fault]:
-    """All that one call may get. turn : of its class among all; one delay in twenty is long."""
+    """Returns all faults that a call may get.
+
+    turn : the index of the call's class; one class in LONG_DELAY_EACH gets the long delay
+    """
     call = CALLS[name]
     is_diskless = name in OF_DISKS and target.partition(":")[0] in DISKLESS
     action = "answer" if call.is_made else "error"

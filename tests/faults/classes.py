@@ -1,4 +1,4 @@
-"""Distinct system calls of a scenario: what faulter.c wrote down when it traced a process."""
+"""The distinct system calls of a scenario, as faulter.c logs them when it traces a process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAMES = {call.number: name for name, call in CALLS.items()}
 
 @dataclass(frozen=True, slots=True)
 class CallClass:
-    """Calls of threads of one name, about the same kind of thing, from one place of Monarch's code.
+    """Equal calls: by threads of one name, on files of one kind, from one place in Monarch's code.
 
-    key : as faulter.c writes it;  count : how often it came in the trace
+    key : the class as faulter.c logs it;  count : how often the class is in the trace
     """
 
     key: str
@@ -40,24 +40,25 @@ class CallClass:
 
     @property
     def frames(self) -> list[str]:
-        """MODULE+OFFSET, innermost first; none for a call that Python or the program has made."""
+        """The return addresses as MODULE+OFFSET, innermost first. Empty if Python or the program
+        itself has made the call."""
         return [frame for frame in self.key.split("|")[3].split(",") if frame]
 
     @property
     def middle(self) -> int:
-        """Of its calls the one in the middle, from 1: neither the start alone is looked at nor the
-        end."""
+        """The number of the class's middle call, from 1, so that faults are not only at the start
+        or at the end of a process."""
         return (self.count + 1) // 2
 
     def describe(self, modules: dict[str, Path]) -> str:
-        """For a reader of reports: the functions it came through."""
+        """Returns the class's name in reports, with the functions on its stack."""
         names = [_function(modules, frame) for frame in self.frames]
         by = " < ".join(dict.fromkeys(names)) or "Python"
         return f"{self.thread}: {self.call}({self.target}) by {by}"
 
 
 def read_trace(log: Path) -> list[CallClass]:
-    """Classes, in the order in which they first came."""
+    """Returns the classes of calls in the log, in the order in which they first occur."""
     found = Counter(log.read_text(errors="replace").splitlines())
     return [CallClass(key, count) for key, count in found.items() if key.count("|") == 3]
 

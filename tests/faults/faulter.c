@@ -3,21 +3,23 @@
  *   faulter CALLS PREFIX LOG trace                 -- COMMAND...
  *   faulter CALLS PREFIX LOG ACTION NUMBER CLASS   -- COMMAND...
  *
- * CALLS lists the system calls that are looked at, joined by commas: NUMBER:TARGET, where TARGET is
- * f and the number of an argument that is a descriptor, p and the number of one that is a path, or
- * n. A call's class is the thread's name, the call's number, what it is about (the directories of
- * PREFIX, DIRECTORY:DIRECTORY, are left out of paths, and numbers in them become #) and, of the
- * stack, the return addresses in Monarch's own modules as MODULE+OFFSET.
+ * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
+ * of an argument that is a descriptor, or p and the index of an argument that is a path, or n for
+ * neither. A call's class consists of the thread's name, the call's number, the path of its target
+ * (without the leading directory if PREFIX, which is DIRECTORY:DIRECTORY..., has it, and with # for
+ * numbers) and the return addresses on the stack that are in Monarch's own modules, as
+ * MODULE+OFFSET.
  *
- * trace writes one line of LOG for every call, its class; of calls that differ in their stacks
- * alone no more than it takes until no new class has come for a while. Otherwise the call of CLASS
- * that comes as the NUMBERth (from 1) gets ACTION: error=ERRNO, in its place; answer=ERRNO, when it
- * has been made; short (half of the bytes that it asks for); delay=MS, before it is made; kill
- * (SIGKILL to the program). LOG says "hit" then.
+ * trace writes the class of every call to LOG, a line each. If many calls differ in nothing but
+ * their stacks, it stops to log them once no new class has come for a while. Without trace, the
+ * NUMBERth call of CLASS (from 1) gets ACTION: error=ERRNO (returned instead of making the call),
+ * answer=ERRNO (returned after the call was made), short (the call gets half of the bytes that it
+ * asks for), delay=MS (before the call is made) or kill (SIGKILL to the program). LOG then gets the
+ * line "hit".
  *
- * It ends as COMMAND does, but not before everything that COMMAND has started, or, with "lingered"
- * in LOG, after LINGER_S. If COMMAND dies, so does everything that it has started. SIGSTOP does not
- * reach the program. */
+ * The faulter ends with COMMAND's status once all processes that COMMAND has started have ended, or
+ * after LINGER_S, with the line "lingered" in LOG. If a signal ends COMMAND, the processes that it
+ * has started are killed. The tracer does not pass SIGSTOP on to the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -44,13 +46,16 @@
 #define MOST_CALLS 128
 #define MOST_THREADS 1024
 #define MOST_RANGES 8
-/* Of the stack: a call of libc's may lie so deep below the first function of Monarch's. */
+/* At most MOST_FRAMES of a stack are looked at. Up to DEEPEST of libc's frames may lie between the
+ * system call and Monarch's innermost function. */
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
-/* Of code, whose way to the caller is kept: to find it out again takes long. */
+/* For this many code addresses, libunwind caches how to find the caller, because computing it takes
+ * long. */
 #define UNWOUND_PLACES 4096
-/* A daemon that nobody ends does so by itself sooner. */
+/* How long to wait for processes after COMMAND's end [s]. A daemon that nobody stops ends by itself
+ * in less time. */
 #define LINGER_S 15
 
 struct looked {
@@ -67,29 +72,29 @@ static long countdown;
 static pid_t program;
 static unw_addr_space_t unwound;
 
-/* Where one of Monarch's modules lies in a process. */
+/* The addresses at which the code of one of Monarch's modules is mapped. */
 struct range {
     uint64_t from, to, base;
     char name[32];
 };
 
-/* A thread, and the fault that its call is in the middle of. */
+/* A thread, and the fault that its present call gets. */
 static struct thread {
     pid_t tid;
-    int error;         /* its call answers with -error; 0: with its own */
-    uint64_t until_ns; /* it is delayed so long; 0: it is not */
-    uint64_t asked;    /* bytes, of a call that is made short; 0: it is none */
-    void *remote;      /* libunwind's */
-    int is_mapping;    /* its call maps code */
-    /* Of its process, as they were when so much code had been mapped; 0: not looked for. */
+    int error;         /* the call returns -error; 0: the call's own result */
+    uint64_t until_ns; /* the time until which the thread is delayed; 0: it is not */
+    uint64_t asked;    /* bytes that a shortened call asked for; 0: the call is not shortened */
+    void *remote;      /* libunwind's state for the thread */
+    int is_mapping;    /* the call maps code */
+    /* The process's ranges, read when `mapped` had the value `ranges_at`; 0: not yet read. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];
 } threads[MOST_THREADS];
 
-/* Of them, those that have been used. */
+/* How many elements of `threads` have ever been used. */
 static int used_threads;
-/* How often code was mapped, in any process, counted from 1. */
+/* 1 plus the number of times that any process has mapped code. */
 static unsigned long mapped = 1;
 
 static void die(const char *what) {
@@ -140,7 +145,7 @@ static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* A string of another process, to the end of its page at most. */
+/* Reads a string of another process, to the end of the string's first page at most. */
 static void peek_string(pid_t tid, uint64_t at, char *to, size_t n) {
     size_t page = 4096 - at % 4096, got = at ? peek(tid, at, to, n - 1 < page ? n - 1 : page) : 0;
     to[got] = 0;
@@ -154,8 +159,9 @@ static size_t read_link(pid_t tid, int fd, char *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* Names of files are numbers, or words with numbers in them; of what is not below the prefix only
- * the top is told. */
+/* Puts a path as it is in a class. Below a directory of the prefix, the rest of the path is kept,
+ * elsewhere only the first component. Numbers become #, also hexadecimal ones of 8 or more
+ * digits. */
 static void put_plain(char *to, size_t n, const char *path) {
     size_t at = 0, length = strlen(path), top = *path == '/' ? strcspn(path + 1, "/") + 1 : length;
     for (const char *p = prefix; *p; p += strcspn(p, ":"), p += *p == ':') {
@@ -246,7 +252,8 @@ static void forget_stack(struct thread *t) {
     t->ranges_at = 0;
 }
 
-/* A module is there when the call that maps its code has ended: at its thread's next call. */
+/* A module is in /proc/PID/maps once the mmap of its code has ended, so `mapped` is increased at
+ * the thread's next call. */
 static void heed_mapping(struct thread *t, const struct user_regs_struct *r) {
     mapped += t->is_mapping != 0;
     t->is_mapping = r->orig_rax == SYS_mmap && (argument(r, 2) & PROT_EXEC);
@@ -276,21 +283,21 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* What lies outside of the scenario's directories and of what Monarch looks into is the
- * interpreter's. */
+/* Returns 1 for an existing path outside of the scenario's directories and of /dev, /proc and /sys,
+ * where Monarch reads: only the interpreter uses such paths. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* Calls that differ in their stacks alone, which take long to look at, and how many have come since
- * the last new class. */
+/* Calls that differ in nothing but their stacks are of one kind. `quiet` counts the calls of a kind
+ * since its last new class. After ENOUGH, their stacks are no longer read, which takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* of a class: it has come before */
+    int is_known; /* for a class: it has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -309,8 +316,8 @@ static struct kind *kind_of(const char *text) {
     return &kinds[i];
 }
 
-/* In *to the class; 0: it is not the one that is wanted, by what is cheap to know of it, or there
- * were enough like it. */
+/* Puts the call's class into *to. Returns 0, without reading the stack, if the rest of the class
+ * shows that it is not the wanted one, or if there were enough calls of its kind. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";
@@ -344,15 +351,15 @@ static void say_hit(void) {
     fflush(log_file);
 }
 
-/* The bytes that it asks for lie in the third argument of all calls that can be short. */
+/* All calls that can be short have the number of bytes as their third argument. */
 static void shorten(struct thread *t, struct user_regs_struct *r) {
     t->asked = r->rdx;
     r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;
     set_registers(t->tid, r);
 }
 
-/* The caller finds the register as it was. One that gave less than half has not been made short:
- * the next call of the class is. */
+/* Restores the register that `shorten` has changed. If the call gave less than half of what it
+ * asked for, it was short by itself: then the next call of the class gets the fault. */
 static void end_short(struct thread *t) {
     struct user_regs_struct r;
     uint64_t asked = t->asked;
@@ -386,7 +393,7 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        countdown = 1; /* a child of a fork: its parent would not be what is looked at */
+        countdown = 1; /* a forked child: the kill would hit the program, not this process */
         return;
     }
     say_hit();
@@ -420,7 +427,7 @@ static void meet_call(struct thread *t) {
         put_fault(t, &r);
 }
 
-/* A call has come to its end, made or not. */
+/* At the end of a call, made or not: makes it return the error. */
 static void end_failing(struct thread *t) {
     struct user_regs_struct r;
     int error = t->error;
@@ -439,7 +446,7 @@ static void go_on(struct thread *t, int signal) {
         ptrace(t->error || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
 }
 
-/* Whether somebody is still delayed. */
+/* Lets threads go on whose delay is over. Returns whether any thread is still delayed. */
 static int end_delays(void) {
     int is_any = 0;
     uint64_t now = now_ns();
@@ -474,7 +481,8 @@ static void forget_thread(struct thread *t) {
     *t = (struct thread){0};
 }
 
-/* Until all have ended, or, once the program has ended by itself, for LINGER_S. */
+/* After the program's end: traces the other processes until all have ended, for LINGER_S at
+ * most. */
 static void linger(void) {
     signal(SIGTERM, SIG_DFL);
     uint64_t until_ns = now_ns() + LINGER_S * 1000000000ULL;
@@ -521,7 +529,8 @@ static int follow(void) {
     }
 }
 
-/* What the program is to be preloaded with, the tracer is not. */
+/* The program is preloaded with the library, but the tracer must not be. The library's path is kept
+ * in this variable meanwhile. */
 #define PRELOAD "FAULTER_PRELOAD"
 
 static void give_up_preload(char **argv) {
@@ -534,15 +543,15 @@ static void give_up_preload(char **argv) {
     die("/proc/self/exe");
 }
 
-/* Of descriptors that the program inherits: while the tracer has them too, nobody sees that the
- * program is dead. */
+/* Closes the tracer's own copies of the descriptors that the program has inherited. While they are
+ * open, no other process sees from a pipe or a socket that the program is dead. */
 static void give_up_descriptors(void) {
     for (int fd = 3; fd < 1024; fd++)
         if (fd != fileno(log_file))
             close(fd);
 }
 
-/* Whoever ends us means the program. */
+/* A signal that shall end the tracer is passed on to the program. */
 static void end_program(int number) { kill(program, number); }
 
 static void become(char **command) {
@@ -563,7 +572,7 @@ static void become(char **command) {
     unsetenv(PRELOAD);
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
         die("PTRACE_TRACEME");
-    raise(SIGSTOP); /* until the options are set */
+    raise(SIGSTOP); /* wait until the tracer has set its options */
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0)
         die("seccomp");
     execvp(command[0], command);

@@ -1,4 +1,4 @@
-"""Two nodes that share a dataset. One of them gets the faults: it asks the other, and is asked."""
+"""Two nodes that share a dataset. One node gets the faults; each node asks the other for data."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from monarch_py.daemon import starting
 
 __all__ = ["PairSite"]
 
-# Who gets the faults.
+# The rank of the node that gets the faults.
 FAULTY = 1
-# Each has room for half of the dataset; the rest is staged when it is read.
+# Each node has room for about half of the dataset; the other files are staged when they are read.
 QUOTA_BYTES = 3 * MIB
 
 
 class PairSite(Site):
-    """Its one role is `node`: the daemon of the second node."""
+    """A site with one role, `node`: the daemon of the second node."""
 
     def _clear(self) -> None:
         super()._clear()
@@ -53,8 +53,9 @@ class PairSite(Site):
         return outcome
 
     def _epoch(self, words: Sequence[str], laps: int, outcome: Outcome) -> None:
-        """Both nodes start, a program on each reads everything, and both end. Without `words` all
-        copies are compared with their sources, and nothing is left in shared memory."""
+        """Starts both nodes, reads all files by a program on each node, and ends both. Without
+        `words` (no fault), it also verifies all copies, and checks what is left in shared memory.
+        """
         directory = self.directory / "nodes"
         nodes = Nodes(directory, [self.source] * 2, [QUOTA_BYTES] * 2, prefetch="auto").all
         with ExitStack() as stack:
@@ -81,7 +82,8 @@ class PairSite(Site):
     def _start_node(
         self, node: Node, words: Sequence[str], stack: ExitStack, outcome: Outcome
     ) -> None:
-        """One that gets a fault may say why it cannot start; its programs then read the source."""
+        """Starts a node. A node that gets a fault may end with a message that says why; its
+        programs then read the source."""
         command = starting._command
 
         def traced(*arguments: object) -> list[str]:
@@ -90,13 +92,13 @@ class PairSite(Site):
 
         with patch.object(starting, "_command", traced):
             node.begin(is_forked=not words)
-        # The session's own `wait_up` knows neither of a tracer in between nor of an end.
+        # The session's own `wait_up` expects no tracer in between, and no early end of the daemon.
         wait_until(
             lambda: has_ended(node) or node.connection.serves(),
             timeout=END_LIMIT_S,
             what="the start of a node, or its end",
         )
-        node.listener.close()  # else nobody sees that the daemon is gone
+        node.listener.close()  # while it is open, peers do not notice that the daemon is gone
         stack.callback(end, node, outcome, words)
         if not words and has_ended(node):
             outcome.broken.append("a node that got no fault did not start")

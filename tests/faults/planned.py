@@ -1,5 +1,5 @@
-"""A daemon that follows the plan of a training, and stages on the disk what its tiers have no room
-for."""
+"""A daemon that follows the plan of a training. Files for which its tiers have no room go through a
+staging area on the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTLED = {"following", "dropped"}
 
 
 class PlannedSite(Site):
-    """Its one role is `planned`."""
+    """A site with one role, `planned`: a daemon that follows a plan."""
 
     disk_bytes = DISK_BYTES
 
@@ -56,7 +56,8 @@ class PlannedSite(Site):
         return {"plan": str(self._plan), "staging": staging}
 
     def _use(self, session: Session, prefix: Sequence[str], words: Sequence[str]) -> None:
-        """The epochs, as the plan has them, once the daemon follows it or has ended."""
+        """Waits until the daemon follows the plan, has dropped it or has ended. Then reads the
+        files of each epoch in the order of the plan."""
         wait_until(lambda: is_settled(session), timeout=END_LIMIT_S, what="the plan")
         self._has_followed = states(session) == {"following"}
         for epoch in range(EPOCHS):
@@ -76,7 +77,7 @@ class PlannedSite(Site):
 
 
 def states(session: Session) -> set[str]:
-    """Of its plans; none where the daemon does not answer."""
+    """Returns the states of the session's plans; an empty set if the daemon does not answer."""
     with suppress(Exception):
         return {plan["state"] for plan in session.status()["plans"]}
     return set()

@@ -1,4 +1,4 @@
-"""`monarch run`: it starts a daemon, runs the program under the library, and ends the daemon."""
+"""Faults in `monarch run`, which starts a daemon, runs the program and ends the daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RunSite"]
 
 
 class RunSite(Site):
-    """Its one role is `run`."""
+    """A site with one role, `run`: `monarch run` and the processes that it starts."""
 
     def _run(self, role: str, words: Sequence[str]) -> Outcome:
         outcome = Outcome()
@@ -44,14 +44,15 @@ class RunSite(Site):
         return outcome
 
     def _read(self, reading: Reading, words: Sequence[str], outcome: Outcome) -> None:
-        """One that cannot begin says why; the program has read nothing wrong in any case."""
+        """Lets the program read and end. A `monarch run` that cannot begin must say why; in no case
+        may the program have read wrong bytes."""
         try:
             reading.wait_laps(2, LAPS_LIMIT_S)
             self._change()
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            if not reading.process.poll():  # it goes on, or has ended well without having read
+            if not reading.process.poll():  # it still runs, or has ended with status 0
                 raise
             said = reading.finish(2 * END_LIMIT_S)
         status = reading.process.returncode

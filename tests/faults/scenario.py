@@ -1,4 +1,4 @@
-"""What runs while a fault is put into one of its processes, and what must hold afterwards."""
+"""The processes that run while one of them gets a fault, and what must hold afterwards."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ SIZES = {
     seed: size
     for seed, size in enumerate([0, 1, 4095, 4096, 70_001, *[9000 + 37 * i for i in range(8)]], 1)
 } | {101: 600_017, 102: 600_017, 103: 3 * MIB + 5}
-# Room of the tier in memory: the larger files go to the disk.
+# The tier in memory has no room for all files: the larger ones go to the disk.
 RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
 LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
 OLD_S = 2.5
-# Fewer are no trace of a process that did what it should.
+# A trace of a process that worked has at least this many classes.
 LEAST_CLASSES = 50
-# The status of a tracer that cannot do its work.
+# The exit status of faulter.c if it cannot trace.
 TRACER = 125
-# What the library asks for by itself.
+# Targets of the calls that the library makes of its own accord.
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
-# Calls that the library passes on as they are, also about a copy's descriptor.
+# Calls that the library passes on unchanged, even for the descriptor of a copy.
 PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
-# Files that a session may leave in shared memory, besides logs: the mark of an orderly end, and the
-# locks of runs that share a daemon.
+# Files that a session may leave in shared memory besides its logs: `stopped` marks an orderly end,
+# the others are locks of runs that share a daemon.
 LEFT = {"stopped", "turn", "users"}
-# Calls that the interpreter and libc make to have memory.
+# Calls by which the interpreter and libc get memory.
 MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
-# Where the interpreter's modules lie, and what lies beside them.
+# The top directories of the interpreter's modules, of this file and of the system.
 ELSEWHERE = {
     f"/{Path(place).parts[1]}"
     for place in ("/bin", "/etc", "/lib", "/opt", "/usr", sys.prefix, sys.base_prefix, __file__)
@@ -86,9 +86,9 @@ def build_faulter(directory: Path) -> Path:
 
 
 def is_ours(role: str, call: CallClass) -> bool:
-    """Whether a fault there is Monarch's to bear. What a program asks itself, or the library in its
-    place, of other files than Monarch's, it is to be answered; and an interpreter that cannot load
-    its modules is nobody's."""
+    """Returns whether Monarch must tolerate a fault in this call. A program must get the errors of
+    its own calls, and of the calls on other files than Monarch's that the library makes for it. An
+    interpreter that gets no memory, or cannot load its modules, cannot tolerate that."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_passed_on &= call.call != "newfstatat" or not call.target
@@ -100,8 +100,8 @@ def is_ours(role: str, call: CallClass) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """hit : the fault was put in;  ended : how the traced process did;  broken : promises that did
-    not hold, none when all is well"""
+    """hit : whether the fault was made;  ended : how the traced process ended;  broken : the
+    promises that did not hold"""
 
     hit: bool = False
     ended: str = "not at all"
@@ -109,8 +109,8 @@ class Outcome:
 
 
 class Site:
-    """A dataset, tiers in memory and on the disk, and what is run on them, in directories that are
-    this site's alone and go with the context."""
+    """A dataset, tiers in memory and on the disk, and the processes that use them. All lie in
+    directories of this site alone, which are removed with the context."""
 
     disk_bytes = DISK_BYTES
 
@@ -122,7 +122,7 @@ class Site:
         self.source.mkdir()
         make_known(self.source, SIZES)
         self.log = self.directory / "faults.log"
-        # Copies of files that have just changed are not kept beyond the session.
+        # A session does not keep the copies of files that were changed just before.
         time.sleep(OLD_S)
 
     def __enter__(self) -> Site:
@@ -135,15 +135,16 @@ class Site:
     # --- tracing --------------------------------------------------------------------------------
 
     def classes(self, role: str) -> list[CallClass]:
-        """Of a process of this role, when nothing is wrong."""
+        """Traces a process of this role without a fault. Returns its classes of calls."""
         outcome = self._run(role, ["trace"])
         found = read_trace(self.log)
         assert not outcome.broken and len(found) >= LEAST_CLASSES, outcome
         return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """One call of a class gets a fault, after whatever was here before: the one in the middle,
-        or, where threads took turns in such an order that there were fewer, the first."""
+        """Runs the scenario, in which one call of a class gets a fault: the middle call of the
+        traced ones, or the first one if fewer calls were made this time, because threads ran in
+        another order."""
         outcome = Outcome()
         for number in (call.middle, 1):
             self._clear()
@@ -166,7 +167,7 @@ class Site:
         return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
 
     def _places(self) -> list[Path]:
-        """Directories that targets' paths leave out; an inner one before its outer one."""
+        """Returns the directories that are left out of targets, each before those around it."""
         return [self.directory, self.memory]
 
     # --- what runs ------------------------------------------------------------------------------
@@ -209,7 +210,8 @@ class Site:
         return outcome
 
     def _start(self, session: Session, prefix: Sequence[str], outcome: Outcome) -> None:
-        """A daemon that cannot start says why and ends; programs then read the source."""
+        """Starts the daemon, and waits until it serves or has ended. A daemon with a fault may end;
+        programs then read the source."""
         session.start(wait=False, prefix=prefix)
         daemon = session.daemon
         assert daemon is not None
@@ -225,8 +227,8 @@ class Site:
             wait_until(is_settled, timeout=END_LIMIT_S, what="the daemon's start, or its end")
 
     def _use(self, session: Session, prefix: Sequence[str], words: Sequence[str]) -> None:
-        """Two laps, a change of two files, which keep their bytes, and one more lap. A reader that
-        is killed, and no other, ends."""
+        """Reads all files twice, changes two files but not their bytes, and reads all files once
+        more. Only a reader whose fault is a kill may end early."""
         with self._reading(session, prefix) as reading:
             try:
                 reading.wait_laps(2, LAPS_LIMIT_S)
@@ -246,7 +248,8 @@ class Site:
     # --- what must hold -------------------------------------------------------------------------
 
     def _look_at_what_is_left(self, outcome: Outcome) -> None:
-        """The next daemon starts, what it has taken over is right, and it leaves nothing behind."""
+        """Checks that the next daemon starts, that all copies, also those it took over, are right,
+        and that it leaves nothing behind."""
         session = self._session()
         session.log.unlink(missing_ok=True)
         with noted_in(outcome, "the next session"), session:
@@ -276,10 +279,10 @@ def noted_in(outcome: Outcome, what: str) -> Iterator[None]:
 
 
 def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
-    """A daemon ends when it is asked, with status 0. One that gets a fault may have been killed by
-    it, or have ended before with a sentence that says why.
+    """Ends the daemon, and checks that it ends in time and with status 0. A daemon that gets a
+    fault may instead have been killed by it, or have ended with a message that says why.
 
-    words : what the daemon's tracer was told, none for one that gets no fault
+    words : the arguments of the daemon's tracer; empty if the daemon gets no fault
     """
     daemon = session.daemon
     assert daemon is not None
@@ -311,13 +314,13 @@ def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
 
 
 def _delay_s(words: Sequence[str]) -> float:
-    """By how much the fault makes one call late."""
+    """Returns by how long the fault delays a call [s]."""
     action, _, ms = words[0].partition("=") if words else ("", "", "")
     return int(ms) / 1000 if action == "delay" else 0.0
 
 
 def look_at_shared_memory(session: Session, outcome: Outcome) -> None:
-    """Of a session that has ended nothing is left but what it has said."""
+    """Checks that a session that has ended has left only logs and LEFT in shared memory."""
     left = {path.name for path in session.shm.rglob("*") if path.is_file()}
     if left := {name for name in left if not name.startswith("log") and name not in LEFT}:
         outcome.broken.append(f"shared memory has {sorted(left)}")

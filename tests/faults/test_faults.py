@@ -1,4 +1,4 @@
-"""A sample of `python -m faults`: one fault in one system call, and every promise is held."""
+"""A sample of the runs of `python -m faults`: a fault in one system call breaks no promise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
 from faults.classes import CallClass
 from faults.scenario import Site, build_faulter
 
-# Of each role.
+# For each role: draw at most MOST_DRAWN faults, until RUNS of them were made.
 RUNS, MOST_DRAWN, SEED = draws.sized(1, 8), draws.sized(20, 80), 20261126
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The program that puts faults in, and the reader."""
+    """Builds the program that makes faults, and the reader."""
     if os.geteuid() != 0:
         pytest.skip("a filter of system calls for another program takes root")
     programs = tmp_path_factory.mktemp("programs")
@@ -35,7 +35,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def traced(
     programs: tuple[Path, Path],
 ) -> Iterator[Callable[[str], tuple[Site, list[CallClass]]]]:
-    """A role's site, with the classes of a process of that role. Tests of one role share both."""
+    """Returns a function that returns a role's site and its classes of calls. Tests of one role
+    share both."""
     with ExitStack() as stack:
 
         @cache
@@ -55,14 +56,15 @@ def test_a_sample_of_faults_breaks_no_promise(
 ) -> None:
     left_out = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     if role == "run" and not draws.is_long:
-        # What `monarch run` has started is not killed, so that most of these would not be put in.
+        # Only `monarch run` itself is killed, and not the processes that it has started, so most
+        # of these faults would not be made.
         left_out.add("kill")
     site, classes = traced(role)
     planned = list(plan(role, classes, []))
     assert len({call.key for _, call, _ in planned}) >= least, "the scenario has shrunk"
     quick = [each for each in planned if each[2].action not in left_out]
     drawn = random.Random(SEED).sample(quick, min(MOST_DRAWN, len(quick)))
-    # Threads run in another order each time: some calls do not come, and others are drawn.
+    # Threads run in another order each time. If a call does not occur, the next fault is tried.
     hits = 0
     for name, call, fault in drawn:
         outcome = site.fault(role, call, fault.action)
@@ -76,7 +78,7 @@ def test_a_sample_of_faults_breaks_no_promise(
 def test_a_fault_in_the_programs_own_call_is_found(
     traced: Callable[[str], tuple[Site, list[CallClass]]],
 ) -> None:
-    """The harness itself: an error of the source that no program would have without the fault."""
+    """The harness notices a read error of the source that reaches the program."""
     site, classes = traced("reader")
     read = next(call for call in classes if call.call == "read" and "/source" in call.target)
     outcome = site.fault("reader", read, "error=5")
