@@ -10,8 +10,8 @@ static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 
 
 static const char *volatile no_path; /* a NULL that the compiler does not see */
 
-/* Prints what the descriptor tells about the file after the operation. These must never be the
- * copy's own attributes. */
+/* Prints what the descriptor tells about the file after the operation. It must never
+ * tell the copy's own attributes. */
 static void look_at(int fd) {
     struct stat by_fd, by_path;
     char text[8] = "";
@@ -115,8 +115,7 @@ static void op_proc_fopen_r_plus(void) {
  * consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
-/* --- a descriptor whose file was renamed or replaced: no other file may be changed --- ----------
- */
+/* --- a descriptor whose file was renamed or replaced: no other file may be changed --- */
 
 static void op_fchmod_moved(void) {
     int fd = reading("g");
@@ -131,7 +130,7 @@ static void op_futimens_replaced(void) {
     futimens(fd, some_times);
 }
 
-/* --- reading extended attrib */
+/* --- reading extended attributes of a descriptor --- */
 
 static void op_fgetxattr(void) {
     char value[64] = "", names[256] = "";

@@ -1,4 +1,4 @@
-/* Processes and threads that are started, and that share descriptors of copies. */
+/* Starts processes and threads in many ways, and shares descriptors of copies with them. */
 #include "processes.h"
 
 #include <pthread.h>
@@ -187,7 +187,7 @@ static void op_exec_without_environment(void) {
     fail(__FILE__, __LINE__, "exec");
 }
 
-/* --- the close-on-exec flag is exactly as request */
+/* --- the close-on-exec flag: exactly as requested --- */
 
 int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);

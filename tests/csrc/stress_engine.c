@@ -646,10 +646,9 @@ static void work_round(void) {
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);
-    monarch_engine_stop(engine,
-                        /* Stops the engine at work: unfinished orders, and results that were not
-                         * taken, are abandoned. */
-                        60000);
+    /* Stops the engine at work: unfinished orders, and results that were not taken, are
+     * abandoned. */
+    monarch_engine_stop(engine, 60000);
     close(handovers[0]);
     close(handovers[1]);
     close(pack);

@@ -1,5 +1,5 @@
-/* Has one bug of each kind, in the test's own code or inside a file of csrc. It proves that both
- * are built so that a sanitizer sees such bugs. */
+/* Contains one bug of each kind, in this program's own code or inside a file of csrc. If a
+ * sanitizer sees them all, both are built in the right way. */
 #include <pthread.h>
 #include <stdlib.h>
 

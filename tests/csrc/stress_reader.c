@@ -4,9 +4,10 @@
  *   make ROOT FIRST COUNT    makes the files; runs without a session
  *   loop ROOT KNOWN MOST PAUSE_US
  *                            reads until standard input ends; files from KNOWN to MOST may be
- * missing. Pauses after each file that is read or looked at. Standard output must be a file, and
- * holds the number of files read so far. once ROOT KNOWN FD K     what a child does after its exec;
- * FD is inherited, and is of file K */
+ *                            missing. Pauses after each file that is read or looked at. Standard
+ *                            output must be a file, and holds the number of files read so far.
+ *   once ROOT KNOWN FD K     what a child does after its exec; FD is inherited, and is of file K
+ */
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>

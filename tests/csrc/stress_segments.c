@@ -2,7 +2,7 @@
  * Every block is allocated with its exact size, so that a sanitizer sees an access to one byte too
  * many.
  *
- *   paths ROOT SEED      resolves odd paths through a tree, made at ROOT, as the kernel does
+ *   paths ROOT SEED      resolves odd paths through a tree, made at ROOT, beside the kernel
  *   hashes ROOT SEED     hashes blocks of all sizes, whole and in pieces
  *   headers ROOT SEED    judges damaged headers, and counts those that are accepted as sound
  *   lookups ROOT SEED    looks files up in damaged catalogs that were accepted as sound */

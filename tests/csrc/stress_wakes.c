@@ -1,5 +1,5 @@
-/* Tests that the engine's threads are woken for every piece of work. Nothing else wakes them, so if
- * a wake-up is lost, its order never ends.
+/* Tests that the engine's threads are woken for every piece of work. Nothing else wakes them, so an
+ * order whose wake-up is lost never ends.
  *
  *   stress_wakes SOURCE TIER SEED ROUNDS PINGS
  *
@@ -24,8 +24,8 @@
 #define THREADS 5
 #define PEERS 4 /* and as many threads for peers; one peer alone gets at most SHARE of them */
 #define SHARE 3
-/* Time limit of an order [ms]. It is longer than START_NS in peer.c, for which a fill that no
- * reader waits for may wait for a peer that may still be starting. */
+/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for that time, a fill that no
+ * reader waits for may wait for a peer that is still starting. */
 #define LIMIT_MS 30000
 #define RANKS 4 /* of readers; rank 0 stands for no rank */
 
