@@ -118,7 +118,7 @@ def compile_all(
 
 
 def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Compiles each source by itself and links the objects; `sources` may have objects too."""
+    """Compiles each source by itself and links the objects. `sources` may also contain objects."""
     with TemporaryDirectory(prefix="monarch-objects-") as place:
         objects = compile_all(Path(place), sources, flags)
         # The linker searches a library only for symbols that the objects before it need, so the

@@ -168,7 +168,7 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Lets mremap move the pages. If they have moved, checks and unmaps them at their new place. */
+/* Calls mremap, which may move the pages. If it has, checks and unmaps them at their new place. */
 static void move_away(struct region *r, uint64_t first, uint64_t n) {
     char *at = r->base + first * PAGE;
     if (!is_all_of_files(r, first, n))

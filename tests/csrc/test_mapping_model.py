@@ -55,11 +55,11 @@ class State(NamedTuple):
     given_up: bool = False
     # The page that a fork clears in the child.
     lock: str | None = None
-    adopted: bool = True  # `pid` is not 0
+    adopted: bool = True  # whether `pid` is not 0
     has_helper: bool = True
     opened: bool = False
     forking: int = 0
-    # For the invariants.
+    # Only the invariants use these fields.
     touched: frozenset[int] = frozenset()
     disturbed: bool = False
     forked: bool = False
@@ -401,7 +401,7 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
             yield "leave", s._replace(helper=None)
 
 
-# --- everything -----------------------------------------------------------------------------------
+# --- the search through all states ----------------------------------------------------------------
 
 
 def around(s: State) -> Iterator[Step]:

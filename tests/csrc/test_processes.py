@@ -283,7 +283,7 @@ def test_another_interposer_sees_the_calls_too(stage: Stage, first: bool, open_p
         assert len(paths.splitlines()) == len(calls)
 
 
-# --- programs that have nothing to do with it ---
+# --- programs that are unrelated to the library ---
 
 COMMANDS = {
     "sh": 'sh -c "read -r line < f; echo $line; exit 3"',

@@ -26,7 +26,7 @@ from support.session import MIB, Session, wait_until
 
 from monarch_py.native import JobStatus
 
-# Our stress programs, and the files of csrc that each needs.
+# The stress programs, and the files of csrc that each needs.
 PROGRAMS = {
     name: Program(HERE / f"stress_{name}.c", files, flags)
     for name, files, flags in (
