@@ -1,4 +1,4 @@
-"""The catalog against a dict: whatever is added, in whatever batches, over whatever growth."""
+"""Tests the catalog against a dict, with random batches of entries, and while the catalog grows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monarch_py.ipc.catalog import Catalog, CatalogReader
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
-# Names as file systems have them: any bytes but NUL and the slash.
+# Names that a file system allows: any bytes except NUL and the slash.
 names = st.binary(min_size=1, max_size=40).map(
     lambda raw: raw.replace(b"\0", b"x").replace(b"/", b"y")
 )
@@ -35,7 +35,10 @@ files = st.lists(
 
 
 def batch(rows: list[tuple[int, bytes, int]], kind: Kind = Kind.FILE) -> tuple[Any, Any]:
-    """Entries and their pool, as a scan hands them over. rows : (source, path, inode)."""
+    """Returns entries and the pool of their paths, in the form in which a scan returns them.
+
+    rows : (source, path, inode)
+    """
     entries = np.zeros(len(rows), dtype=ENTRY)
     text = b""
     for entry, (source, path, inode) in zip(entries, rows, strict=True):
@@ -100,7 +103,7 @@ def test_growth_keeps_everything_and_fit_gives_back(catalog: Catalog) -> None:
     for source, path, inode in rows[::97]:
         entry = catalog.find(source, path.decode())
         assert catalog.entries["ino"][entry] == inode
-    # The one generation that there is can be opened, and says the same.
+    # Only one segment is left. A reader that opens it finds all entries.
     (segment,) = catalog.session.path.glob("catalog.*")
     reader = CatalogReader.open(catalog.session, int(segment.suffix[1:]))
     assert len(reader) == 50_000
@@ -150,7 +153,7 @@ def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Cata
 
     catalog.add(*batch(many(1000)))
     words = np.zeros(1000, dtype=np.uint64)
-    for copy in (10**12, 2 * 10**12):  # the second time each has a newer copy
+    for copy in (10**12, 2 * 10**12):  # in the second round, each file gets a newer copy
         ids = np.arange(0, 1000, 3)
         publish(catalog, ids.tolist(), 1, (copy + ids).tolist(), (copy + ids).tolist())
         words[ids] = catalog.words[ids]
@@ -159,7 +162,7 @@ def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Cata
     catalog.set_words(dropped, word.make(State.ABSENT, 0, 1, np.uint64(7)))
     words[dropped] = 0
     assert guessed() == (words >> 8).tolist()
-    catalog.add(*batch(many(20_000, 1000)))  # into a larger one
+    catalog.add(*batch(many(20_000, 1000)))  # this moves the entries to a larger catalog
     assert guessed() == (words >> 8).tolist() + [0] * 20_000
 
 
@@ -182,7 +185,8 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Every file becomes one with another inode: its own, and `more`."""
+    """Replaces each file by one whose inode number is larger by `more`, and finds it by that
+    number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
         catalog.update(entry, entries[entry : entry + 1])
@@ -196,7 +200,7 @@ def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> No
     generation = catalog.c.generation
     for round_number in range(1, 6):
         replace_all(catalog, rows, 10**6 * round_number)
-        # What comes meanwhile has its place, in this catalog or a larger one.
+        # Files that are added meanwhile are found too, in this catalog or in a larger one.
         new = many(50, 10**5 + 50 * round_number)
         ids, _ = catalog.add(*batch(new))
         assert [catalog.find_inode(0, ino) for _, _, ino in new] == ids.tolist()
@@ -205,7 +209,8 @@ def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> No
 
 
 def test_what_a_dropped_copy_leaves_hides_no_other(catalog: Catalog) -> None:
-    """Two file systems give the same number, and the catalog grows."""
+    """A copy is found by its inode number after the catalog has grown, even if a dropped copy in
+    another tier had the same number."""
     catalog.add(*batch(many(10)))
     publish(catalog, [0], 1, [1], [4711])
     catalog.set_state(np.array([0], dtype=np.uint64), State.ABSENT)
@@ -281,7 +286,7 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
 
 
 def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) -> None:
-    """Each epoch stages most files once more; months of that must not grow the catalog."""
+    """The catalog must not grow although most files are staged again in each of many epochs."""
     catalog.add(*batch(many(300)))
     catalog.c.stamped, catalog.c.salt = 1 + 2, 5
     ids = list(range(300))
@@ -297,7 +302,7 @@ def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) ->
             int(lib.monarch_find_stamped(catalog.c, 2, inode, last, stamps[last], 0))
             for inode in (inodes[last], inodes[last] - 1000)
         ]
-        assert found == [last, -1]  # the older copy is another one's by now
+        assert found == [last, -1]  # the inode number of the older copy finds nothing any more
         assert lib.monarch_find_stamped(catalog.c, 2, 5, last, stamps[last], 1) == last
         assert lib.monarch_find_stamped(catalog.c, 2, 5, last, stamps[last] + 1, 1) == -1
     assert (int(catalog.c.generation), int(catalog.c.copies_used)) == before
@@ -308,10 +313,10 @@ def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) ->
 def test_a_comparison_with_the_source_ends_in_time(
     catalog: Catalog, tmp_path: Path, ops_per_s: int
 ) -> None:
-    """With a limit on its operations, and without one."""
+    """A comparison ends at its time limit, with or without a limit on its operations per second."""
     (tmp_path / "file").touch()
     catalog.add(*batch([(0, b"file", 1)]))
-    looks, limit_ns = 300_000, 10_000_000  # more looks than a processor makes in this time
+    looks, limit_ns = 300_000, 10_000_000  # more entries than can be compared in this time
     ids, found, fresh = (
         np.zeros(looks, np.uint64),
         np.zeros(looks, np.uint8),

@@ -1,5 +1,5 @@
-/* A malloc of its own that opens and looks at a file when it is first called, which is before any
- * library's constructor. */
+/* An allocator that is preloaded beside Monarch's library. Its first malloc, which runs before the
+ * constructor of any library, opens a file and calls fstat and stat on it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>

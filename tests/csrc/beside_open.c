@@ -1,5 +1,5 @@
-/* An interposer beside ours, as eatmydata is one: writes the path of every open to descriptor 2 and
- * passes it on. */
+/* An interposer, like eatmydata, that is preloaded beside Monarch's library. It writes the path of
+ * every open to descriptor 2 and passes the call on. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>

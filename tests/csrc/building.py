@@ -1,8 +1,8 @@
-"""The C parts built in other ways than the package does: file by file, with sanitizers, into
+"""Builds the C sources in other ways than the package does: file by file, with sanitizers, or into
 programs.
 
-What is compiled, and with which flags, is asked from setup.py and build_native.py, so that a file
-or flag added there counts here.
+The lists of files and flags are read from setup.py and build_native.py, so that a file or flag that
+is added there is used here too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# Locked at a place for each object that is compiled.
+# While an object is compiled, one byte of this file is locked, at an offset that identifies the
+# object.
 COMPILING = ROOT / "build" / "compiling.lock"
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """The plain assignments of a Python file, read without running it."""
+    """Returns the literals that a Python file assigns to names, by name. Does not run the file."""
     found = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -48,8 +49,9 @@ SETUP = constants(ROOT / "setup.py")
 PRELOAD: list[str] = [*SETUP["SHARED"], *SETUP["PRELOAD"]]
 PRELOAD_FLAGS: list[str] = SETUP["PRELOAD_FLAGS"]
 WARNINGS = ["-Wall", "-Wextra"]
-# As setup.py compiles it, but with the frame of each function in a file beside the object. Tests
-# that look at objects alone share these with others.
+# The flags of setup.py, and -fstack-usage, which writes the frame size of each function to a file
+# beside the object. Tests that need only objects use the same flags, so that ccache can reuse the
+# objects.
 PRELOAD_COMPILED = ["-O2", "-g", "-fPIC", "-shared", "-fstack-usage", *WARNINGS, *PRELOAD_FLAGS]
 NATIVE: list[str] = constants(CSRC / "build_native.py")["SOURCES"]
 
@@ -62,9 +64,9 @@ def compiler() -> list[str]:
 
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> str:
-    """Runs the compiler and returns what it says, which goes into the failure too. ccache, where it
-    is installed, knows the objects that other tests have compiled in the same way, also in another
-    directory."""
+    """Runs the compiler and returns its error output. If the compiler fails, the test's failure
+    shows this output. If ccache is installed, an object that another test has compiled with the
+    same flags is taken from ccache's cache, even if that test compiled in another directory."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
     cached = "-c" in words and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():
@@ -82,7 +84,8 @@ def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT)
 
 @contextmanager
 def _no_other_compiles(command: list[str]) -> Iterator[None]:
-    """Has two workers that need one object compile it once: the second finds it in the cache."""
+    """Locks the object that `command` makes. If two test workers need the same object, the second
+    waits, and then finds the object in the cache."""
     named = command.index("-o")
     key = xxh64_intdigest(shlex.join(command[:named] + command[named + 2 :]).encode()) >> 2
     COMPILING.parent.mkdir(exist_ok=True)
@@ -95,9 +98,10 @@ def _no_other_compiles(command: list[str]) -> Iterator[None]:
 def compile_all(
     place: Path, sources: Sequence[Path], flags: Sequence[str], *, silent: bool = False
 ) -> list[Path]:
-    """The objects of the sources, in their order; what is an object already stays where it is.
+    """Compiles the sources, and returns their objects in the same order. A source that is an object
+    already is returned as it is.
 
-    silent : no source may give a warning
+    silent : fails if the compiler gives a warning
     """
 
     def compile_one(numbered: tuple[int, Path]) -> Path:
@@ -114,21 +118,22 @@ def compile_all(
 
 
 def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Compiles each source by itself and links the objects; `sources` may have objects too."""
+    """Compiles each source by itself and links the objects. `sources` may also contain objects."""
     with TemporaryDirectory(prefix="monarch-objects-") as place:
         objects = compile_all(Path(place), sources, flags)
-        # Libraries are looked through for what the objects before them lack.
+        # The linker searches a library only for symbols that the objects before it need, so the
+        # libraries come last.
         libraries = [flag for flag in flags if flag.startswith("-l")]
         cc(*flags, "-o", out, *objects, *libraries)
     return out
 
 
 def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
-    """A test's own program, from files beside this one."""
+    """Builds a test's program from its C files. A warning is an error."""
     return build(out, sources, ["-O1", "-g", *WARNINGS, "-Werror", *flags])
 
 
 def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:
-    """The preload library, as setup.py builds it, with more sources and flags."""
+    """Builds the preload library with the flags of setup.py, and with more sources and flags."""
     sources = [*(CSRC / name for name in PRELOAD), *more]
     return build(out, sources, [*PRELOAD_COMPILED, *flags])

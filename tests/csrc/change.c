@@ -1,11 +1,11 @@
-/* One operation that changes a file, a name or an attribute.
+/* Performs one operation that changes a file, a name or an attribute.
  *
  *     change --list
  *     change OPERATION HERE OUTSIDE
  *
- * HERE holds f, g, hard (a link to f), to_f -> f, d/x, d/y, e/x; OUTSIDE holds new and into ->
- * HERE/f. Prints what each call returned; all of it must be the same with and without the library.
- */
+ * HERE holds the files f, g, d/x, d/y and e/x, the hard link `hard` to f, and the symbolic link
+ * to_f -> f. OUTSIDE holds the file new and the symbolic link into -> HERE/f. The program prints
+ * what each call returned. The output must be the same with and without the library. */
 #include "change.h"
 
 #include <stdarg.h>
@@ -34,7 +34,8 @@ int reading(const char *name) {
     return fd;
 }
 
-/* What this very process sees right after its change. */
+/* Prints what this process sees under the name right after the operation: mode, number of links,
+ * size and first bytes. */
 static void look(const char *name) {
     char start[16] = "";
     struct stat st;

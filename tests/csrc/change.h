@@ -1,4 +1,5 @@
-/* What the programs of operations share (change.c, change_names.c, change_fds.c). */
+/* Shared by the files of the program `change`: change.c, change_content.c, change_names.c and
+ * change_fds.c. */
 #ifndef MONARCH_TESTS_CHANGE_H
 #define MONARCH_TESTS_CHANGE_H
 #include <errno.h>
@@ -12,15 +13,16 @@
 extern const char *here;    /* the operation's directory in the source, as it was given */
 extern const char *outside; /* a directory outside the source, on the same file system */
 
-/* The path of a name in `here`, and of one in `outside`; each call gives memory of its own. */
+/* Return the path of a name in `here` or in `outside`, in newly allocated memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 
-/* Prints what a call returned, with the error's name; returns it. */
+/* Prints what a call returned and the name of its error. Returns the same value as the call. */
 long say_as(const char *what, long result);
 #define SAY(call) say_as(#call, (long)(call))
 
-/* A descriptor for reading: under the library it is one of the copy. */
+/* Opens a file of `here` for reading and returns the descriptor. Under the library, it is a
+ * descriptor of the copy. */
 int reading(const char *name);
 
 struct operation {

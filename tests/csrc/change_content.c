@@ -1,4 +1,5 @@
-/* Operations on content, by a name: opening for writing in every way, truncating, mapping. */
+/* Operations that change a file's content by its name: they open it for writing in every way,
+ * truncate it, or map it. */
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -70,7 +71,7 @@ static void op_freopen(void) {
     write_stream(freopen64(in("d/x"), "w", fopen(in("g"), "r")));
 }
 
-/* With no path it is the stream's own file that is opened again. */
+/* Without a path, freopen opens the stream's own file again. */
 static void op_freopen_itself(void) { write_stream(freopen(NULL, "r+", fopen(in("f"), "r"))); }
 static void op_freopen_itself_w(void) { write_stream(freopen(NULL, "w", fopen(in("f"), "r"))); }
 
@@ -90,7 +91,7 @@ static void op_copy_file_range(void) {
     SAY(close(to));
 }
 
-/* Within one file, where the kernel refuses ranges that overlap. */
+/* Copies within one file. The kernel refuses the first copy, because its ranges overlap. */
 static void op_copy_within(void) {
     int from = reading("f"), to = open(in("f"), O_WRONLY);
     off_t at = 10, to_at = 100, behind = 100000;
@@ -110,7 +111,7 @@ static void op_mmap(void) {
     int fd = open(in("f"), O_RDWR);
     char *map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     SAY(map != MAP_FAILED);
-    SAY(close(fd)); /* the mapping alone keeps it open */
+    SAY(close(fd)); /* now only the mapping refers to the file */
     memcpy(map + 7, "by a mapping", 12);
     SAY(msync(map, 4096, MS_SYNC));
 }

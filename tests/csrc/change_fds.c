@@ -1,5 +1,5 @@
-/* Operations on a descriptor that was opened for reading: under the library, one of the copy. They
- * must reach the source's file, and leave the copy as it is. */
+/* Operations on a descriptor that was opened for reading. Under the library, it is a descriptor of
+ * the copy. Each operation must reach the source's file, and must not change the copy. */
 #include <sys/time.h>
 #include <sys/xattr.h>
 
@@ -10,7 +10,8 @@ static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 
 
 static const char *volatile no_path; /* a NULL that the compiler does not see */
 
-/* What the descriptor says of the file afterwards; never the copy's own attributes. */
+/* Prints what the descriptor tells about the file after the operation. It must never
+ * tell the copy's own attributes. */
 static void look_at(int fd) {
     struct stat by_fd, by_path;
     char text[8] = "";
@@ -49,7 +50,8 @@ BY_FD(linkat_empty, linkat(fd, "", AT_FDCWD, in("h"), AT_EMPTY_PATH))
 BY_FD(write_fails, write(fd, "x", 1))
 BY_FD(ftruncate_fails, ftruncate(fd, 1))
 
-/* The flag says that an empty path is the descriptor; a path that is not empty is itself. */
+/* With AT_EMPTY_PATH, an empty path means the descriptor's file. A path that is not empty still
+ * means the file that it names. */
 BY_FD(empty_path_flag_with_a_path, fchownat(fd, in("g"), 12345, -1, AT_EMPTY_PATH))
 BY_FD(empty_path_flag_with_another, utimensat(fd, in("g"), some_times, AT_EMPTY_PATH))
 
@@ -109,11 +111,11 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* The descriptor keeps the bytes that it had: close-to-open. */
+/* The descriptor is not read afterwards: it still reads the old bytes of the copy, as close-to-open
+ * consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
-/* --- the descriptor of a file that has another name by now, or none: nobody else's is changed ---
- */
+/* --- a descriptor whose file was renamed or replaced: no other file may be changed --- */
 
 static void op_fchmod_moved(void) {
     int fd = reading("g");
@@ -128,7 +130,7 @@ static void op_futimens_replaced(void) {
     futimens(fd, some_times);
 }
 
-/* --- asking a descriptor --- */
+/* --- reading extended attributes of a descriptor --- */
 
 static void op_fgetxattr(void) {
     char value[64] = "", names[256] = "";

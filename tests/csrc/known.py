@@ -1,5 +1,5 @@
-"""A catalog in this process's memory: what a scan of a real directory finds, and the segments
-beside it, so that look-ups can be asked without a daemon."""
+"""A catalog in this process's memory, which a scan of real directories fills, and the segments that
+belong to it. Tests can look paths up in it without a daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAPACITY, POOL = 4096, 1 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """What monarch_resolve says of a path."""
+    """The result of monarch_resolve for a path."""
 
     entry: int
     source: int
@@ -25,7 +25,7 @@ class Place:
 
 
 class Known:
-    """The sources `roots` (each maybe with an alias), scanned into one catalog.
+    """Scans the sources `roots`, each of which may have an alias, into one catalog.
 
     c, control, clients : cffi pointers to the structs of csrc/shared/catalog.h
     """
@@ -73,7 +73,7 @@ class Known:
         taken = lib.monarch_catalog_add(
             self._writer, batch.entries, batch.count, batch.pool, ids, added
         )
-        assert taken == batch.count >= added[0]  # directories come twice
+        assert taken == batch.count >= added[0]  # a scan reports directories twice
 
     def find(self, path: bytes, source: int = 0) -> int:
         return int(lib.monarch_find(self.c, source, path, len(path)))
@@ -83,7 +83,7 @@ class Known:
         return int(ffi.cast("struct monarch_entry *", at)[entry].kind)
 
     def resolve(self, path: bytes, *, base: bytes = b"", follow: bool = True) -> Place:
-        """`base`: the canonical working directory, for a relative path."""
+        """Resolves the path. `base` is the canonical working directory, for a relative path."""
         out = ffi.new("struct monarch_place *")
         lib.monarch_resolve(self.control, self.c, self.clients, base, path, int(follow), out)
         text = ffi.string(out.path) if out.entry != OUTSIDE else b""

@@ -1,8 +1,9 @@
-"""Tells all that a program sees of directories: names, attributes, bytes.
+"""Prints everything that a program sees in directories: names, attributes and content.
 
     python -I -S look.py DIRECTORY ...
 
-Prints one JSON object: directory -> relative name -> what lstat, stat and reading said.
+The output is one JSON object: directory -> relative name -> attributes (from lstat and stat),
+content, target and extended attributes. An errno stands for what could not be read.
 """
 
 import json

@@ -1,14 +1,17 @@
-/* Runs short programs of reads and moves on descriptors, and tells what each call said.
+/* Runs short programs of reads, seeks and other calls on descriptors, and prints the result of each
+ * call.
  *
- *   programs FILE...    programs come on standard input, one operation a line, and end with "end"
+ *   programs FILE...    reads programs from standard input: one operation per line, and "end" after
+ *                       each program
  *   records FILE SIZE PROCESSES THREADS WAY
- *                       all of them read records of SIZE bytes from one description until its end
- *                       (WAY read or readv; every second process by a duplicate of its own); what
- *                       they got is counted and printed as JSON
+ *                       All threads of all processes read records of SIZE bytes from one open file
+ *                       description until the file ends. WAY is read or readv. Every second process
+ *                       reads through a duplicate of the descriptor. Prints counts of the records
+ *                       as JSON.
  *
- * In programs, slots 0 to 7 hold descriptors. A program runs in a process of its own, so that all
- * begin with the same numbers free. A record tells its place by its first eight bytes.
- */
+ * In programs, slots 0 to 7 hold descriptors. Each program runs in a process of its own, so that
+ * all programs begin with the same free descriptor numbers. The first eight bytes of a record are
+ * its offset in the file [units of 8 bytes]. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,7 +31,9 @@
 #define PARTS 1100 /* beyond IOV_MAX */
 #define ROOM (3UL << 30)
 
-static char *room; /* mapped and not reserved: a read may ask for more than there is memory */
+/* the buffer of all reads; mapped with MAP_NORESERVE, because a read may ask for more bytes than
+ * there is memory */
+static char *room;
 static char **files;
 
 /* --- programs ----------------------------------------------------------------------------------
@@ -43,7 +48,7 @@ struct op {
 static struct op ops[OPS];
 static int op_count, slot[SLOTS];
 
-/* No buffer that a fork would double. */
+/* Writes without a buffer: after a fork, both processes would write the buffered text. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     char line[200];
     va_list args;
@@ -115,7 +120,7 @@ static int in_child(int from, int to) {
     return status;
 }
 
-/* One operation; returns how many of those behind it were done by a child. */
+/* Performs operation i. Returns how many of the operations after it were performed by a child. */
 static int do_op(int i, int to) {
     static struct iovec parts[PARTS];
     struct op *op = &ops[i];
@@ -169,7 +174,7 @@ static int do_op(int i, int to) {
     case 'f':
         look(i, fd);
         break;
-    case 'k': /* how many of those that follow a child does */
+    case 'k': /* number of following operations that a child performs */
         last = i + 1 + (int)n[0] < to ? i + 1 + (int)n[0] : to;
         tell(i, in_child(i + 1, last));
         return last - i - 1;
@@ -252,7 +257,8 @@ static long take(int fd, char *data) {
     return by_parts ? readv(fd, parts, 2) : read(fd, data, (size_t)size_of_record);
 }
 
-/* A record lies at a multiple of its size, is as long as the file allows, and belongs together. */
+/* Returns whether the data are one whole record: it starts at a multiple of the record size, is as
+ * long as the file allows, and its words are consecutive numbers. */
 static int is_right(const char *data, long n) {
     uint64_t at = first_word(data) * 8, rest = size_of_file - at;
     if (at % (uint64_t)size_of_record || at >= size_of_file ||

@@ -1,4 +1,5 @@
-"""A session with a place of its own for every case of processes.c, and the same tree beside it."""
+"""A session in which every case of processes.c has its own directories, and an identical tree
+outside the session."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from support.session import Session, wait_until
 from monarch_py.native import LIBRARY
 
 NEEDS_ROOT = re.compile("chroot|mount|setns|user|without_r")
-# No case takes more than a second on a machine that does nothing else [s].
+# The time limit of a case [s]. On an idle machine, no case takes more than a second.
 LIMIT_S = 60.0
 
 Done = subprocess.CompletedProcess[str]
 
 
 def plant(here: Path, mark: str = "") -> None:
-    """The files of one case. mark : makes their content another."""
+    """Makes the files of one case.
+
+    mark : text at the start of each line, so that the content differs from that of other trees
+    """
     for name, mode in (("", 0o755), ("d", 0o755), ("closed", 0o700)):
         (here / name).mkdir(parents=True)
         (here / name).chmod(mode)
@@ -60,12 +64,13 @@ class Place:
             for i in range(100):
                 (self.here / f"cold{i}").write_text(f"cold {i}\n")
         if NEEDS_ROOT.search(self.case):
-            # In another root at the same path; in a directory that is mounted over the source.
+            # The first tree is for a chroot, in which it has the path of `here`. The second tree is
+            # mounted over the source.
             plant(self.outside / "root" / str(self.here)[1:], "other root ")
             plant(self.outside / "other" / self.case, "other mount ")
 
     def plant_late(self) -> None:
-        """What the scan has not seen."""
+        """Makes files after the scan, so that the catalog does not list them."""
         (self.here / "late").write_text("late\n")
         if self.case == "lowest_while_it_grows":
             (self.here / "new").mkdir()
@@ -74,7 +79,11 @@ class Place:
 
 
 def finish(process: subprocess.Popen[str], said: str = "", line: str | None = None) -> Done:
-    """Waits for a program and all that it has started, none of which outlives a failure."""
+    """Waits until a program and all processes that it has started have closed their output. On a
+    failure, kills the program's process group.
+
+    said : the output that was read before;  line : input for the program
+    """
     try:
         out, err = process.communicate(line, timeout=LIMIT_S)
     except BaseException:
@@ -85,18 +94,18 @@ def finish(process: subprocess.Popen[str], said: str = "", line: str | None = No
 
 
 def differences(expected: str, seen: str) -> list[str]:
-    """The lines that differ: what they are without the library, and with it."""
+    """Returns the lines that differ: first as they are without the library, then with it."""
     pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
     return [f"{one} -> {other}" for one, other in pairs if one != other]
 
 
 class Stage:
-    """A session whose files all have copies, but for a few; and the same tree beside it, on which
-    the cases run without the library."""
+    """A session in which all but a few files have copies, and an identical tree outside the source,
+    on which the cases run without the library."""
 
     def __init__(self, top: Path, program: Path, cases: Sequence[str]) -> None:
         self.top, self.program, self.cases = top, program, cases
-        # The tree's library may be built anew under us.
+        # The session uses a copy of the library, because LIBRARY may be rebuilt meanwhile.
         self.library = top / "libmonarch.so"
         shutil.copy(LIBRARY, self.library)
 
@@ -156,7 +165,8 @@ class Stage:
         return text.replace(str(self.top / "plain"), "").replace(str(self.top), "")
 
     def compare(self, case: str, seen: Done, **more: object) -> None:
-        """That it ended, said and printed what it does without the library."""
+        """Checks that the case's exit status, output and error output are as without the
+        library."""
         expected = self.run(case, preload=False, **more)
         assert (expected.returncode, expected.stderr) == (0, ""), expected
         assert expected.stdout

@@ -1,12 +1,11 @@
-/* One way to start, share, limit or disturb processes and their descriptors.
+/* Runs one case: a way to start, limit or disturb processes, or to share descriptors.
  *
  *     processes --list
  *     processes CASE HERE OUTSIDE [wait]
  *
- * HERE holds the files that test_processes.py plants. Prints what happened; all of it must be the
- * same with and without the library. With `wait` it reads a file, says "ready", and goes on when a
- * line comes.
- */
+ * HERE holds the files that places.py makes. The program prints what happened. The output must be
+ * the same with and without the library. With `wait`, the program first reads a file, prints
+ * "ready", and waits for a line on standard input. */
 #include "processes.h"
 
 #include <stdarg.h>
@@ -137,7 +136,7 @@ int main(int argc, char **argv) {
             here = argv[2];
             outside = argv[3];
             umask(022);
-            alarm(40); /* a hang is the test's failure, not its end */
+            alarm(40); /* kills a case that hangs, so that only its test fails */
             if (argc > 4 && !read_and_wait())
                 return 2;
             c->run();

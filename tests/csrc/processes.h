@@ -1,4 +1,4 @@
-/* What the cases of processes.c share. */
+/* Shared by the files of the program `processes`. */
 #ifndef MONARCH_TESTS_PROCESSES_H
 #define MONARCH_TESTS_PROCESSES_H
 #include <errno.h>
@@ -13,38 +13,42 @@
 
 extern char **environ;
 extern const char *self;           /* this program's path */
-extern const char *here, *outside; /* the case's directories, in the source and beside it */
+extern const char *here, *outside; /* the case's directories, in the source and outside it */
 
-/* The path of a name in `here`, and of one in `outside`; each call gives memory of its own. */
+/* Return the path of a name in `here`, in `outside` or in a directory, in newly allocated
+ * memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 const char *joined(const char *directory, const char *name);
 
-/* Prints what a call returned, with the error's name; returns it. */
+/* Prints what a call returned and the name of its error. Returns the same value as the call. */
 long say_as(const char *what, long result);
 #define SAY(call) say_as(#call, (long)(call))
 #define CHECK(condition) ((condition) ? (void)0 : fail(__FILE__, __LINE__, #condition))
 void fail(const char *file, int line, const char *what) __attribute__((noreturn));
 
-/* A descriptor for reading of a name in `here`: under the library it is one of the copy. */
+/* Opens a file of `here` for reading and returns the descriptor. Under the library, it is a
+ * descriptor of the copy. */
 int reading(const char *name);
-/* Where the offset stands, and the digest of what follows it, read from there. */
+/* Reads from the offset to the end of the file. Prints the offset, the number of bytes read and
+ * their digest. */
 void tell_rest(const char *what, int fd);
-/* Whether the descriptor says that it is the file of that name in `here`, and whether the name's
- * content is what was planted. */
+/* Prints whether the descriptor and the name in `here` have the same inode and device. Also prints
+ * the mode and size that fstat returns for the descriptor. */
 void tell_file(const char *what, int fd, const char *name);
-/* Bit N is set if the descriptor N is open. */
+/* Returns a bitmap of the descriptors 0 to 63: bit N is set if descriptor N is open. */
 uint64_t open_descriptors(void);
 uint64_t digest_of(const void *data, size_t n, uint64_t start);
 
-/* Runs it in a forked child, whose output comes before what is printed next. Prints the signal that
- * ended it, if one did. */
+/* Runs `run` in a forked child and waits for the child, so that the child's output comes before
+ * what the parent prints next. If the child fails, prints the signal or the status with which it
+ * ended. */
 void in_child(const char *what, void (*run)(void *), void *argument);
 void reap(const char *what, pid_t child);
-/* This program again, with another case; for execv and posix_spawn. */
+/* Returns the command line that runs this program with another case, for execv and posix_spawn. */
 char *const *command(const char *name);
 
-/* Root from here on may do what any user may. */
+/* Drops all capabilities of this process, so that root may do only what any user may. */
 void drop_rights(void);
 
 struct process_case {
@@ -56,46 +60,48 @@ extern const struct process_case of_start[], of_place[], of_checks[], of_harsh[]
 /* --- the interposed calls, one by one: processes_calls.c --- */
 
 enum kind {
-    OPENS,     /* a file for reading; returns the descriptor */
-    STREAMS,   /* the same with stdio; returns the FILE */
-    LOOKS,     /* attributes */
-    LISTS,     /* a directory; returns the DIR */
-    CHANGES,   /* a file that stays */
-    MAKES,     /* a file that is not there; returns the descriptor */
-    TAKES,     /* a file away */
-    TAKES_DIR, /* an empty directory away */
-    MOVES,     /* a file to `other` */
-    LINKS,     /* a file to `other` as well */
-    ENTERS,    /* a directory */
-    BY_FD      /* `dir` is a descriptor of the file */
+    OPENS,     /* opens a file for reading; returns the descriptor */
+    STREAMS,   /* opens a file for reading with stdio; returns the FILE */
+    LOOKS,     /* asks about a file, and leaves nothing open */
+    LISTS,     /* opens a directory; returns the DIR */
+    CHANGES,   /* changes a file that exists, and does not remove it */
+    MAKES,     /* makes a file that does not exist yet */
+    TAKES,     /* removes a file */
+    TAKES_DIR, /* removes an empty directory */
+    MOVES,     /* renames a file to `other` */
+    LINKS,     /* makes `other` a hard link to a file */
+    ENTERS,    /* lists or enters a directory, and leaves nothing open */
+    BY_FD      /* uses `dir`, which is a descriptor of the file, instead of the path */
 };
 
 struct call {
     const char *name;
     enum kind kind;
-    int at; /* takes a directory descriptor */
+    int at; /* whether the call takes a directory descriptor */
     long (*run)(int dir, const char *path);
 };
 extern const struct call calls[];
 
-/* The ways to say where a file is. */
+/* The ways to name a file by a path. */
 enum form { ABSOLUTE, RELATIVE, ODD, BY_DIRFD, THROUGH_LINK, UPWARDS, FORMS };
 extern const char *const form_names[];
 
-/* One successful call with what it needs before and leaves behind; everything but the call itself
- * goes around the library. */
+/* One call of the table, and its result. try_call prepares what the call needs, and cleans up what
+ * it leaves. For this it mostly uses system calls that bypass the library. */
 struct trial {
     const struct call *call;
     enum form form;
-    const char *name; /* of the file in `here`; NULL: one that suits the kind */
+    const char *name; /* name of the file in `here`; NULL: a name that suits the kind of call */
     long result;
-    int error;            /* errno after it; SENTINEL before */
-    unsigned char *paint; /* NULL, or the lowest byte of the stack: measures it */
-    size_t stack;         /* that the call took [bytes] */
-    uint64_t opened;      /* descriptors, as open_descriptors() has them, while it was open */
+    int error; /* errno after the call; it is SENTINEL before the call */
+    /* lowest byte of the stack, if its use is to be measured; otherwise NULL */
+    unsigned char *paint;
+    size_t stack; /* stack that the call used [bytes] */
+    /* open_descriptors() right after the call, before its descriptor is closed */
+    uint64_t opened;
 };
 #define SENTINEL 12345
 void try_call(struct trial *trial);
-void set_other(int dir, const char *path); /* the second path of calls that take two */
+void set_other(int dir, const char *path); /* sets the second path, for calls that take two */
 
 #endif

@@ -1,4 +1,5 @@
-/* Every interposed call, one by one: the table. */
+/* The table of the interposed calls, with a wrapper for each that makes the call with one path or
+ * descriptor. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -35,7 +36,7 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
-/* One that the catalog lists takes a descriptor when it is asked for. */
+/* If the catalog answers a listing, the DIR has no descriptor until dirfd asks for it. */
 static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored \
@@ -64,7 +65,7 @@ static long freed(int n) {
     return n < 0 ? -1 : 0;
 }
 
-/* The file goes again within the call: nobody else knows its name. */
+/* Removes the new file within the call, because only the wrapper knows its name. */
 static long made(int fd, const char *path) {
     return fd >= 0 && syscall(SYS_unlink, path) != 0 ? -2 : fd;
 }
@@ -92,7 +93,7 @@ CALL(fopen64, stream(fopen64(path, "rbe")))
 static long closed(FILE *f) { return f ? fclose(f) : -1; }
 CALL(fclose, closed(fopen(path, "r")))
 CALL(freopen, stream(freopen(path, "r", fopen("/dev/null", "r"))))
-/* What the handlers of crashed programs read, on the stacks that signals have. */
+/* Signal handlers of crashed programs make such calls, on the small stacks that signals have. */
 CALL(open_proc, open("/proc/self/maps", O_RDONLY))
 CALL(fopen_proc, stream(fopen("/proc/self/maps", "r")))
 CALL(stat_proc, stat("/proc/self/maps", &st))
@@ -128,7 +129,7 @@ CALL(readlinkat, readlinkat(dir, path, target, 3))
 CALL(readlink_chk, __readlink_chk(path, target, sizeof target, sizeof target))
 CALL(readlinkat_chk, __readlinkat_chk(dir, path, target, 1, sizeof target))
 static char resolved[PATH_MAX];
-/* A success of libc's leaves the error of a readlink behind. */
+/* Restores errno after a success, because libc leaves the error of a readlink in it. */
 static long is_resolved(const char *name, int old_errno) {
     if (name)
         errno = old_errno;
@@ -204,7 +205,7 @@ CALL(mkostemp, made(mkostemp(template_of(path, "XXXXXX"), O_CLOEXEC), template))
 CALL(mkstemps, made(mkstemps(template_of(path, "XXXXXX.x"), 2), template))
 CALL(mkostemps, made(mkostemps(template_of(path, "XXXXXX.x"), 2, O_APPEND), template))
 
-/* What is made goes again within the call. */
+/* Removes what the call has made, within the call. */
 static long gone(int r, const char *path, int flags) {
     return r == 0 ? syscall(SYS_unlinkat, AT_FDCWD, path, flags) : r;
 }
@@ -256,7 +257,7 @@ ssize_t __pread_chk(int fd, void *buf, size_t n, off_t at, size_t room);
 static char bytes[128];
 static const struct iovec parts[2] = {{bytes, 30}, {bytes + 30, 40}};
 
-/* A count is nothing to close afterwards. */
+/* Returns 0 instead of a count, because clean_up would close a positive result as a descriptor. */
 static long none(long result) { return result < 0 ? -1 : 0; }
 static long unmapped(void *at) { return at == MAP_FAILED ? -1 : syscall(SYS_munmap, at, 100); }
 static int spare(int fd) { return (int)syscall(SYS_fcntl, fd, F_DUPFD, 60); }
@@ -280,7 +281,7 @@ CALL(preadv2, none(preadv2(dir, parts, 2, 10, 0)))
 CALL(read_chk, none(__read_chk(dir, bytes, 64, sizeof bytes)))
 CALL(pread_chk, none(__pread_chk(dir, bytes, 64, 10, sizeof bytes)))
 CALL(mmap, unmapped(mmap(NULL, 100, PROT_READ, MAP_PRIVATE, dir, 0)))
-/* The file is mapped, and what the call does to it is undone by the end. */
+/* Maps the file, makes the call on the mapping, and unmaps it. */
 static long mapped(int fd, int (*act)(char *at)) {
     char *at = mmap(NULL, 100, PROT_READ, MAP_PRIVATE, fd, 0);
     if (at == MAP_FAILED)
@@ -306,7 +307,8 @@ static int advised_posix(char *at) {
 }
 static int is_locked(char *at) { return mlock(at, 100); }
 static int is_locked_2(char *at) { return mlock2(at, 100, 0); }
-/* All of a program's memory: more than it may have locked. */
+/* mlockall gets an invalid flag, because the program may not have the right to lock all of its
+ * memory. */
 static int locked_all(char *at) {
     int r = mlockall(0x80 /* no such flag */), error = errno;
     munlockall();

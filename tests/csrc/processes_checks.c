@@ -1,4 +1,5 @@
-/* What holds for every interposed call: errno, descriptors, errors for wrong paths, stacks. */
+/* Checks that apply to every interposed call: errno, descriptors, errors of wrong paths, stack
+ * use. */
 #include "processes.h"
 
 #include <pthread.h>
@@ -18,7 +19,9 @@ static int only_reads(const struct call *call) {
 /* --- errno -------------------------------------------------------------------------------------
  */
 
-/* A hit; no copy yet (each name once); unknown to the catalog; left to the source; not there. */
+/* The names, in this order: a file with a copy; one of 100 files without a copy, the next one each
+ * time; a file that the catalog does not list; a file that the configuration excludes from copying;
+ * a link; three names that do not exist. */
 static void op_errno(void) {
     static const char *const names[] = {"f", "", "late", "f.skip", "to_f", "no", "no/f", "f/f"};
     int cold = 0;
@@ -41,7 +44,8 @@ static void op_errno(void) {
 /* --- descriptors -------------------------------------------------------------------------------
  */
 
-/* With holes among the open descriptors; the trial itself takes one or two before the call. */
+/* The open descriptors have gaps, so that a call that does not take the lowest free number is
+ * noticed. The trial itself takes one or two numbers before the call. */
 static void op_descriptors(void) {
     for (int fd = 3; fd < 14; fd++)
         CHECK(reading("f") == fd);
@@ -56,7 +60,8 @@ static void op_descriptors(void) {
         }
 }
 
-/* Opens what the catalog does not know, until it has had to grow. */
+/* Opens files that the catalog does not list. The catalog has to grow once the daemon adds them.
+ * Meanwhile, each open must return the lowest free descriptor. */
 static void op_lowest_while_it_grows(void) {
     uint64_t before = open_descriptors();
     for (int round = 0; round < 6; round++)
@@ -69,12 +74,13 @@ static void op_lowest_while_it_grows(void) {
             CHECK(close(fd) == 0 && stat(in(name), &st) == 0 && st.st_size == i);
             CHECK(open_descriptors() == before);
             if (i % 60 == 0)
-                usleep(5000); /* there are 64 slots for unknown paths */
+                /* gives the daemon time: only 64 slots hold paths that the catalog does not list */
+                usleep(5000);
         }
     tell_rest("f", reading("f"));
 }
 
-/* --- paths that are none -----------------------------------------------------------------------
+/* --- invalid paths -----------------------------------------------------------------------------
  */
 
 struct wrong {
@@ -100,12 +106,14 @@ static const char *long_path(const char *start, const char *unit, size_t n) {
     return path;
 }
 
-/* Each in a child of its own: a crash is that call's outcome. */
+/* Makes each call in a child process of its own. If the call crashes, the crash is printed as its
+ * outcome. */
 static void wrong_path(const char *what, int dir, const char *path,
                        int (*applies)(const struct call *)) {
     for (const struct call *call = calls; call->name; call++) {
         struct wrong wrong = {call, dir, path};
-        /* They write into the path themselves. */
+        /* Calls of the kind BY_FD take no path. The wrappers of mkstemp and its relatives copy the
+         * path into a buffer; "mk" also leaves out mkdir, mkfifo and mknod. */
         if (call->kind == BY_FD || strstr(call->name, "mk") || (applies && !applies(call)))
             continue;
         printf("%s, %s: ", call->name, what);
@@ -115,13 +123,15 @@ static void wrong_path(const char *what, int dir, const char *path,
 
 static int is_at(const struct call *call) { return call->at; }
 static int only_changes(const struct call *call) {
-    /* The mode says whether a stream writes, and its file is not looked at before. */
+    /* This includes fopen for writing: the library learns from the mode that the stream writes, and
+     * does not look the file up before the call. */
     return call->kind >= CHANGES && call->kind != ENTERS;
 }
 
 static void op_no_path(void) { wrong_path("NULL", AT_FDCWD, NULL, NULL); }
 
-/* That a bad pointer crashes a call that reads is documented. */
+/* Tries only calls that change files. It is documented that a bad pointer crashes a call that only
+ * reads. */
 static void op_bad_pointers(void) {
     char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(end != MAP_FAILED && munmap(end + 4096, 4096) == 0);
@@ -198,7 +208,7 @@ static void *try_in_thread(void *trial) {
     return NULL;
 }
 
-/* With a page below it that nobody may touch. */
+/* Returns the lowest byte of a new stack of `n` bytes. Any access to the page below it fails. */
 static unsigned char *stack_of(size_t n) {
     unsigned char *low =
         mmap(NULL, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -219,7 +229,7 @@ static void on_smallest_stack(void *trial) {
     printf("%s\n", outcome(trial));
 }
 
-/* The smallest stack that there is. */
+/* Makes each call on a stack of the smallest size that a thread may have. */
 static void op_small_stacks(void) {
     for (const struct call *call = calls; call->name; call++)
         for (int form = 0; form < FORMS; form++) {
@@ -231,7 +241,7 @@ static void op_small_stacks(void) {
         }
 }
 
-/* What each call takes of a stack, libc's part included [bytes]. */
+/* Prints how much stack each call uses, including libc's part [bytes]. */
 static void op_stack_use(void) {
     unsigned char *stack = stack_of(ROOMY);
     for (const struct call *call = calls; call->name; call++)

@@ -1,4 +1,4 @@
-/* Calls that are interrupted, cancelled, or short of something. */
+/* Calls that are interrupted or cancelled, or that lack a resource. */
 #include "processes.h"
 
 #include <pthread.h>
@@ -59,10 +59,11 @@ static void interrupted(const char *path, const char *odd) {
 static void op_siglongjmp(void) {
     struct sigaction action = {.sa_handler = jump};
     const char *path = in("f"), *odd = in("d/..//m");
-    alarm(0); /* the same timer */
+    alarm(0); /* alarm and ITIMER_REAL share one timer */
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     sigsetjmp(start, 1);
-    /* What was open when the jump came stays open, with and without the library. */
+    /* Closes what was open when the handler jumped away. Such descriptors stay open with and
+     * without the library. */
     syscall(SYS_close_range, 3, ~0U, 0);
     if (jumps < 3000) {
         every(97);
@@ -74,7 +75,7 @@ static void op_siglongjmp(void) {
     use_it_all("after 3000 jumps");
 }
 
-/* Handlers that make the same calls as what they interrupt. */
+/* A signal handler that makes the same calls as the code that it interrupts. */
 static void call_again(int number) {
     struct stat st;
     int old = errno, fd = open(in("d/..//f"), O_RDONLY);
@@ -135,7 +136,8 @@ static void *cancel_first(void *trial) {
     return NULL;
 }
 
-/* Which calls a cancellation that is pending ends, and which it does not. */
+/* Prints which calls are cancellation points, at which a pending cancellation ends the thread, and
+ * which are not. */
 static void op_cancellation_points(void) {
     static const char *const names[] = {
         [OPENS] = "f",   [STREAMS] = "f", [LOOKS] = "f",      [LISTS] = "d",
@@ -174,7 +176,7 @@ static void op_no_descriptors(void) {
     SAY(fstat(last, &st));
     SAY(fchmod(last, 0644));
     SAY(close(last));
-    /* One is free, and this takes it until it gives back its old one. */
+    /* One descriptor is free. freopen needs it until it has closed the stream's old descriptor. */
     SAY(freopen(in("f"), "r", kept) != NULL);
     tell_file("reopened", fileno(kept), "f");
     tell_rest("reopened", fileno(kept));
@@ -202,7 +204,8 @@ static rlim_t mapped_now(void) {
     return (rlim_t)pages * 4096;
 }
 
-/* No room for the catalog, which is mapped when it is first needed. */
+/* Limits the address space so that the catalog, which is mapped when it is first needed, does not
+ * fit. */
 static void op_no_address_space(void) {
     fflush(stdout);
     limit(RLIMIT_AS, mapped_now() + 300000);
@@ -225,7 +228,7 @@ static void op_locked_without_room(void) {
     use_it_all("locked");
 }
 
-/* A file that may not grow: nothing that the library writes is a file. */
+/* Limits the size of files to 0. The library is not affected, because it writes to no file. */
 static void op_no_file_size(void) {
     signal(SIGXFSZ, SIG_DFL);
     limit(RLIMIT_FSIZE, 0);

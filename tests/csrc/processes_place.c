@@ -1,5 +1,5 @@
-/* Processes for which the same path is another file, or which are another user; and what a reader
- * is besides what it reads. */
+/* Processes in which the same path leads to another file, or which run as another user; and the
+ * state of a process that reads through the library. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -12,7 +12,7 @@
 
 enum { NOBODY = 65534 };
 
-/* By every kind of call, what is there now. */
+/* Prints what several kinds of call find at the paths of the case now. */
 static void look(const char *when) {
     struct stat st;
     FILE *f = fopen(in("f"), "r");
@@ -105,7 +105,7 @@ static void op_mount_over_directory(void) {
     look("after");
 }
 
-/* The root of the source is what it was; what lies below it is not. */
+/* The root of the source is still the same directory, but another directory is mounted below it. */
 static void op_mount_over_directory_and_exec(void) {
     own_mounts();
     hide(joined(out("other"), strrchr(here, '/') + 1), here);
@@ -128,7 +128,7 @@ static void mount_in_child(void *unused) {
     look("child");
 }
 
-/* The source itself is there, and the tiers are not. */
+/* In the new root, the source is mounted, but the tiers do not exist. */
 static void op_chroot_with_the_source(void) {
     own_mounts();
     hide(source_of(here), joined(out("root"), source_of(here)));
@@ -174,7 +174,8 @@ static void await_turn(const int *to) {
     CHECK(read(to[0], &byte, 1) == 1);
 }
 
-/* Nothing tells the parent's memory from the child's, and one of them has another root. */
+/* The child shares the parent's memory, but has another root. So nothing in memory tells which of
+ * the two processes is running. */
 static int run_in_own_root(void *unused) {
     (void)unused;
     CHECK(chroot(out("root")) == 0 && chdir("/") == 0);
@@ -249,15 +250,14 @@ static void stat_closed(const char *when) {
     SAY(open(in("closed/x"), O_RDONLY));
 }
 
-/* A directory that this user may not search. */
+/* Asks for the attributes of a file in a directory that the second user may not search. */
 static void op_stat_as_other_user(void) {
     stat_closed("its owner");
     CHECK(setgroups(0, NULL) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
     stat_closed("nobody");
 }
 
-/* The user whose session it is, with no more rights than any user: the modes of its own directories
- * hold for it. */
+/* The session's user, without the rights of root: the modes of the user's own directories apply. */
 static void op_stat_without_rights(void) {
     drop_rights();
     stat_closed("open to its owner");
@@ -267,7 +267,7 @@ static void op_stat_without_rights(void) {
     stat_closed("open again");
 }
 
-/* --- what a reader is --------------------------------------------------------------------------
+/* --- the state of a reader ---------------------------------------------------------------------
  */
 
 static void tell_entries(const char *directory) {
@@ -303,7 +303,7 @@ static void op_state(void) {
     printf("%s\n", getcwd(NULL, 0));
 }
 
-/* Standard output goes too. */
+/* fcloseall closes standard output too, so the result is printed through a duplicate of it. */
 static void op_fcloseall(void) {
     int left = reading("f"), said = fcntl(1, F_DUPFD, 30);
     FILE *streams[] = {fopen(in("f"), "r"), fopen(in("g"), "r"), fdopen(dup(left), "r")};

@@ -1,4 +1,4 @@
-/* Processes and threads that are started, and descriptors of copies that they share. */
+/* Starts processes and threads in many ways, and shares descriptors of copies with them. */
 #include "processes.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 #include <linux/close_range.h>
 
-/* What a program that was just started finds open, apart from its standard streams. */
+/* Prints which descriptors a program finds open when it starts, apart from its standard streams. */
 static void show(void) {
     for (int fd = 3; fd < 100; fd++) {
         struct stat st;
@@ -26,7 +26,8 @@ static void show(void) {
     tell_rest("opened", reading("f"));
 }
 
-/* The same without a word on attributes: a program without the library sees the copy's. */
+/* Prints only the content of open files, and not their attributes: a program without the library
+ * sees the attributes of the copy. */
 static void show_bytes(void) {
     for (int fd = 3; fd < 100; fd++)
         if (lseek(fd, 0, SEEK_CUR) >= 0)
@@ -59,7 +60,7 @@ static void take_records(void *argument) {
     CHECK(write(fds[1], sums, sizeof sums) == (ssize_t)sizeof sums);
 }
 
-/* Every record is read once, by whichever child. */
+/* The children share one offset, so each record is read once, by any of them. */
 static void op_fork_shares_offset(void) {
     int ends[2];
     uint64_t sums[2], total[2] = {0, 0};
@@ -114,7 +115,7 @@ static void op_vfork_exec(void) {
     tell_rest("low", low);
 }
 
-/* The child runs in our memory until its exec, and opens there. */
+/* The child of vfork runs in the parent's memory until its exec, and opens a file there. */
 static void op_vfork_opens(void) {
     const char *path = in("f");
     char *const *words = command("show");
@@ -154,7 +155,8 @@ static void op_spawn_actions(void) {
     CHECK(lseek(kept, 300, SEEK_SET) == 300 && posix_spawn_file_actions_init(&actions) == 0);
     CHECK(posix_spawn_file_actions_addopen(&actions, 30, in("f"), O_RDONLY, 0) == 0);
     CHECK(posix_spawn_file_actions_adddup2(&actions, kept, 31) == 0);
-    /* Onto itself: what is closed on exec stays open then. */
+    /* This duplicates a descriptor onto itself, which clears its close-on-exec flag in the
+     * child. */
     CHECK(posix_spawn_file_actions_adddup2(&actions, hidden, hidden) == 0);
     CHECK(posix_spawn_file_actions_addclose(&actions, closed) == 0);
     spawn(&actions, environ);
@@ -185,7 +187,7 @@ static void op_exec_without_environment(void) {
     fail(__FILE__, __LINE__, "exec");
 }
 
-/* --- closed on exec, or not: exactly as asked --- */
+/* --- the close-on-exec flag: exactly as requested --- */
 
 int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
@@ -279,7 +281,8 @@ static int receive_descriptor(int channel, int flags) {
     return fd;
 }
 
-/* A program that got it from the socket 20: it has never opened that file itself. */
+/* Receives a descriptor from socket 20. The program has never opened the descriptor's file
+ * itself. */
 static void receive(void) {
     int fd = receive_descriptor(20, MSG_CMSG_CLOEXEC);
     printf("%d: %d %x\n", fd, fcntl(fd, F_GETFD), fcntl(fd, F_GETFL));
@@ -306,7 +309,8 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* In this process, after the number was closed; the offset is shared all the same. */
+    /* This process receives the second message after it has closed its descriptor. The offset is
+     * still shared: it is the one that the child has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);

@@ -1,4 +1,4 @@
-/* One call of the table, with what it needs before and leaves behind. */
+/* Makes one call of the table: prepares what the call needs, and cleans up what it leaves. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -8,7 +8,8 @@
 const char *const form_names[] = {"absolute", "relative",       "odd",
                                   "dirfd",    "through a link", "upwards"};
 
-/* The working directory is `here`, and so is descriptor `dir`. */
+/* Returns the path of the name in this form. The caller has changed the working directory to
+ * `here`, where relative paths start. */
 static const char *spelled(enum form form, const char *name) {
     static char paths[2][8192];
     static int turn;
@@ -71,7 +72,8 @@ static void clean_up(const struct trial *trial) {
         syscall(SYS_renameat, AT_FDCWD, in("moved"), AT_FDCWD, in("m"));
 }
 
-/* The call, with everything below this frame painted before it. */
+/* Makes the call. If its stack use is measured, fills the stack below this frame with a pattern
+ * before the call, and then searches for the lowest byte that the call has overwritten. */
 __attribute__((noinline)) static void measured_call(struct trial *trial, int dir,
                                                     const char *path) {
     enum { OWN = 256, PAINT = 0xa5 };
@@ -99,7 +101,7 @@ void try_call(struct trial *trial) {
     prepare(call);
     set_other(dir, spelled(trial->form, "moved"));
     const char *path = spelled(trial->form, name);
-    CHECK(chdir(here) == 0); /* the library has not seen the other one */
+    CHECK(chdir(here) == 0); /* the earlier chdir was a system call that the library has not seen */
     measured_call(trial, dir, path);
     trial->opened = open_descriptors();
     clean_up(trial);

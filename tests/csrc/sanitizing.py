@@ -1,10 +1,11 @@
-"""Programs of the C parts under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+"""Builds programs from the C sources with AddressSanitizer, UndefinedBehaviorSanitizer or
+ThreadSanitizer.
 
-The library's files are linked into the programs themselves: a preloaded library would come before
-the sanitizer's runtime, which refuses that. It works because an executable is searched for symbols
-first: the program's own open() is ours, and the sanitizer's runtime lies behind it like any other
-library, so that real.c finds the runtime's interceptors, and those find libc. What the library asks
-of libc is thereby checked too.
+The library's files are linked into the programs themselves. A preloaded library would come before
+the sanitizer's runtime in the search order of symbols, and the runtime refuses to start then. The
+search begins with the executable, so a program's call of open() reaches the library. The runtime
+comes later, like any other library, so real.c finds the runtime's interceptors, and these find
+libc. In this way, the sanitizer also checks what the library passes to libc.
 """
 
 from __future__ import annotations
@@ -21,24 +22,28 @@ import pytest
 from csrc.building import CSRC, PRELOAD_FLAGS, build_program, cc, compile_all
 
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
-# What a sanitizer ends a program with that has a bug; no program here uses it itself.
+# The exit status that a sanitizer gives to a program in which it has found a bug. No program that
+# is built here uses this status itself.
 EXIT_CODE = 99
-# Folders of csrc with programs of their own (tests/plan, tests/loaders, tests/simulator); those of
-# the daemon's engine do not need them.
+# Folders of csrc that the programs here do not need. Other tests build programs from them
+# (tests/plan, tests/loaders, tests/simulator).
 APART = ("plan/", "loaders/", "simulator/")
 OPTIONS = {
-    # symbolize=0: the names are put to addresses afterwards. A runtime that looks them up while it
-    # reports opens files, which is the library's open() in the program; that may be the next thing
-    # to report, and the runtime then waits for ever for its own lock.
+    # symbolize=0: with_names adds the names of functions afterwards. To look names up during a
+    # report, the runtime would open files with the program's open(), which is the library's. If a
+    # bug were found in that call, the runtime would have to report again, and would wait for ever
+    # for its own lock.
     "TSAN_OPTIONS": f"exitcode={EXIT_CODE} symbolize=0",
     "ASAN_OPTIONS": f"exitcode={EXIT_CODE} detect_leaks=1 detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is ended, and fails the test, well before the test's own limit [s].
+# A program that hangs is killed after this time, so that its test fails well before the test's own
+# time limit [s].
 RUN_LIMIT_S = 150
-# csrc is compiled in one way for all programs of a sanitizer, so that they share the objects. An
-# optimiser takes longer with what a sanitizer adds than the programs take without it.
+# All programs of a sanitizer share the objects of csrc, so these are compiled with the same flags.
+# -O0: with the code that a sanitizer adds, the compiler needs more time to optimize than the
+# programs lose without optimization.
 CSRC_FLAGS = [
     "-O0",
     "-g1",
@@ -51,7 +56,10 @@ CSRC_FLAGS = [
 
 @dataclass(frozen=True)
 class Program:
-    """source : a test's own file;  files : of csrc, that it needs besides"""
+    """A program to build.
+
+    source : its own C file;  files : the files of csrc that it needs besides
+    """
 
     source: Path
     files: Sequence[str]
@@ -73,7 +81,7 @@ class Built:
         return [*self.prefix, str(self.program(name)), *(str(word) for word in words)]
 
     def run(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
-        """Runs it without any session."""
+        """Runs the program without a session (MONARCH_CONFIG is not set)."""
         plain = {key: value for key, value in os.environ.items() if key != "MONARCH_CONFIG"}
         return subprocess.run(
             self.command(name, *words),
@@ -85,14 +93,16 @@ class Built:
         )
 
     def check(self, name: str, *words: object) -> str:
-        """Runs it; it must end well, and no sanitizer may have said anything."""
+        """Runs the program and returns its output. Fails if its exit status is not 0, or if a
+        sanitizer has reported anything."""
         done = self.run(name, *words)
         assert_clean(done.returncode, done.stderr, self.program(name))
         return done.stdout
 
 
 def with_names(report: str, program: Path, lines: int = 300) -> str:
-    """The report with functions and lines beside the program's bare addresses."""
+    """Returns at most `lines` lines of the report, with functions and line numbers in place of the
+    program's addresses."""
     report = "\n".join(report.splitlines()[:lines])
     place = rf"\((?:\S*/)?{program.name}\+(0x[0-9a-f]+)\)"
     addresses = sorted(set(re.findall(place, report)))
@@ -117,7 +127,8 @@ def flags_of(sanitizer: str) -> list[str]:
 
 
 def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
-    """What has to stand before a program so that this sanitizer works; skips if nothing helps."""
+    """Returns the command prefix with which programs of this sanitizer run on this machine. Skips
+    the test if they do not run at all."""
     source, probe = directory / "probe.c", directory / "probe"
     source.write_text("int main(void) { return 0; }\n")
     try:
@@ -125,7 +136,8 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
     except AssertionError as error:
         pytest.skip(f"the compiler has no -fsanitize={sanitizer}: {error}")
     said = ""
-    # A kernel that spreads mappings further than the runtime knows stops it before main().
+    # If the kernel randomizes addresses over a larger range than the runtime supports, the runtime
+    # stops the program before main(). `setarch -R` switches this off.
     for prefix in ((), ("setarch", "-R")):
         if prefix and shutil.which(prefix[0]) is None:
             continue
@@ -143,7 +155,10 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
 
 
 def build_sanitized(name: str, directory: Path, programs: Mapping[str, Program]) -> Built:
-    """name : of SANITIZERS"""
+    """Builds the programs with one sanitizer.
+
+    name : a key of SANITIZERS;  programs : by the names of their executables
+    """
     sanitizer = SANITIZERS[name]
     prefix, flags = skip_without(sanitizer, directory), flags_of(sanitizer)
     needed = {file for program in programs.values() for file in program.files}

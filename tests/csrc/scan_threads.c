@@ -1,9 +1,9 @@
-/* A scan of whose threads only some can be started.
+/* Runs a scan of which only some threads can be started.
  *
  *   scan_threads DIRECTORY THREADS STARTED
  *
- * Says how many entries and errors it had when it had ended; 1 if it has not after ten seconds.
- */
+ * Prints the numbers of entries and errors when the scan has ended. The exit status is 1 if the
+ * scan has not ended after about ten seconds. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -20,7 +20,8 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg);
 
-/* libc has written to *thread when clone fails. The others wait for work by then. */
+/* Fails like libc when clone fails: *thread has a value already. During the pause, the threads that
+ * were started begin to wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

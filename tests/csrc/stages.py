@@ -1,4 +1,5 @@
-"""A source with a directory for every operation of change.c, in one of three states of copies."""
+"""A source that has a directory for every operation of change.c, and whose copies are in one of
+three states."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ from monarch_py.native import State
 from monarch_py.storage.tiers import tier_root
 
 LOOK = [sys.executable, "-I", "-S", str(HERE / "look.py")]
-# Old enough that no time of a file is the one that an operation gives it.
+# The times of the planted files [ns]. They are older than any time that an operation sets.
 OLD_NS = 1_400_000_000_123_456_789
 Seen = dict[str, Any]
-# One of each kind: for the slow source, on which everything takes ten times as long, and for files
-# that no scan has found, unless a run is long.
+# One operation of each kind. With --long, these run on the slow source, where everything takes ten
+# times as long.
 SOME = [
     "wronly",
     "trunc",
@@ -73,7 +74,8 @@ SOME = [
     "removexattr",
     "proc_open_trunc",
 ]
-# Of those, one for each way in which the library learns of a change: in every run.
+# A selection from SOME: one operation for each way in which the library learns of a change. Every
+# run tries these in every state.
 FEW = [
     "wronly",
     "rdonly_trunc",
@@ -97,7 +99,7 @@ FEW = [
 
 
 def build_change(directory: Path) -> Path:
-    """change.c and its tables of operations."""
+    """Builds change.c with its tables of operations."""
     names = ("change.c", "change_content.c", "change_names.c", "change_fds.c")
     return build_program(directory / "change", *(HERE / name for name in names))
 
@@ -108,7 +110,7 @@ def operations(program: Path) -> list[str]:
 
 
 def plant(here: Path, outside: Path) -> None:
-    """The files of one operation; the same ones each time."""
+    """Makes the files of one operation, always with the same content and times."""
     for directory in (here, here / "d", here / "e", outside):
         directory.mkdir(parents=True)
     for i, path in enumerate((here / "f", here / "g", here / "d/x", here / "d/y", here / "e/x")):
@@ -135,9 +137,14 @@ class Outcome:
 
 
 class Stage:
-    """`state`: 'present' (everything has its copy), 'filling' (every copy is being written and has
-    old bytes in it) or 'unscanned' (the daemon knows no file). The daemon stands still, so that
-    what is seen after an operation is the library's own work, until `thaw`."""
+    """A session whose files are in one state.
+
+    state : 'present' (every file has its copy), 'filling' (the copies are being written, from old
+    content) or 'unscanned' (the catalog lists no file)
+
+    The daemon is stopped with SIGSTOP until `thaw`. So what is seen right after an operation is the
+    library's own work.
+    """
 
     def __init__(self, top: Path, state: str, program: Path, slowsource: Path) -> None:
         self.state, self.program, self.top = state, program, top
@@ -156,12 +163,13 @@ class Stage:
             for tree in (backing, backing / "plain"):
                 plant(tree / "source" / name, tree / "outside" / name)
         self._slow: SlowSource | None = None
-        self.root = backing  # which shares its file system with the tier
+        self.root = backing  # is on the same file system as the tier
         if state == "filling":
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
-                # keep_pages: else an open waits in the kernel for the pages that a fill is reading.
+                # keep_pages: otherwise, an open would wait in the kernel for the pages that a fill
+                # reads.
                 SlowSource(backing, self.root, binary=slowsource, attr_timeout=0.0, keep_pages=True)
             )
 
@@ -195,7 +203,7 @@ class Stage:
             self._slow.latency(read=0)
 
     def _fill_slowly(self) -> None:
-        """Every file is on its way; 48 of them have been opened and wait for their bytes."""
+        """Orders a fill of every file, and waits until 48 fills wait for bytes from the source."""
         assert self._slow is not None
         self.session.wait_scanned()
         self._slow.latency(read=3600)
@@ -209,7 +217,7 @@ class Stage:
         wait_until(lambda: self.filling() == len(wanted), what="orders for all files")
 
     def filling(self) -> int:
-        """How many files are being filled, from the catalog itself."""
+        """Returns how many files are being filled, according to the catalog in shared memory."""
         reader = CatalogReader.open(self.session.paths, newest_generation(self.session))
         return int((word.state(reader.words) == State.FILLING).sum())
 
@@ -226,7 +234,8 @@ class Stage:
     # --- copies ---------------------------------------------------------------------------------
 
     def read_copies(self) -> dict[str, tuple[str, int, int, list[str]]]:
-        """Name -> digest, mode, links, extended attributes of every copy."""
+        """Returns name -> (digest, mode, number of links, names of extended attributes) of every
+        copy."""
         found = {}
         for path in (tier_root(self.session.tiers[0]) / "c").iterdir():
             try:
@@ -240,8 +249,8 @@ class Stage:
     # --- operations -----------------------------------------------------------------------------
 
     def look(self, *operations: str, preload: bool, plain: bool = False) -> dict[str, Seen]:
-        """Operation -> what a program sees of its directories, in one go. Without the library the
-        test itself is that program."""
+        """Returns operation -> what a program sees in the operation's directories. One program
+        looks at all of them. Without the library, the test itself looks."""
         top = self.root / "plain" if plain else self.root
         places = [top / kind / op for op in operations for kind in ("source", "outside")]
         if preload:
@@ -267,7 +276,8 @@ class Stage:
         return done.stdout.replace(str(top), "")
 
     def do(self, operation: str) -> Outcome:
-        """Performs it, once, and looks at the outcome before the daemon can do anything."""
+        """Performs the operation if it was not performed before, and looks at the result while the
+        daemon is stopped. Returns the outcome."""
         if operation not in self.outcomes:
             assert not self.thawed
             printed = self._perform(operation, self.root, preload=True)
@@ -277,14 +287,16 @@ class Stage:
 
     @cached_property
     def expected(self) -> dict[str, Outcome]:
-        """The same, but for the library, on an identical tree beside the source."""
+        """The outcomes of the same operations without the library, on an identical tree outside the
+        source."""
         plain = self.root / "plain"
         printed = {op: self._perform(op, plain, preload=False) for op in self.operations}
         seen = self.look(*self.operations, preload=False, plain=True)
         return {op: Outcome(printed[op], seen[op], seen[op]) for op in self.operations}
 
     def thaw(self) -> None:
-        """Lets the daemon go on, after all operations, until it has nothing left to do."""
+        """Performs all operations, then lets the daemon go on until it has nothing left to do, and
+        looks at the files with and without the library."""
         if self.thawed:
             return
         for operation in self.operations:
@@ -292,7 +304,8 @@ class Stage:
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
-        for _ in range(3):  # a client's word of an unknown file may be lost
+        # a client's hint about a file that the catalog does not list may be lost
+        for _ in range(3):
             self.session.want_all()
             self._wait_quiet()
         self.later = self.look(*self.operations, preload=True)
@@ -303,7 +316,8 @@ class Stage:
 
 
 def normalised(seen: Seen) -> Seen:
-    """What must be equal in two trees: numbers of files and times of changes are each tree's."""
+    """Returns the part of `seen` that must be equal in two trees. Inode numbers, devices and change
+    times are left out, because they differ between trees."""
 
     def attributes(found: Any) -> Any:
         if not isinstance(found, list) or len(found) < 9:

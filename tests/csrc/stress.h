@@ -1,5 +1,6 @@
-/* For the stress programs: files whose bytes follow from their number, and an end at the first
- * thing that is wrong. Nothing here allocates: a forked child of many threads calls it too. */
+/* For the stress programs: files whose bytes are computed from their number, and checks that end
+ * the program at the first error. Nothing here allocates memory, because forked children of a
+ * process with many threads call it too. */
 #ifndef STRESS_H
 #define STRESS_H
 
@@ -17,7 +18,7 @@
 
 #define DIRECTORIES 40
 #define PATH_BYTES 512
-#define LARGEST (3 << 19) /* more than the engine moves at once [bytes] */
+#define LARGEST (3 << 19) /* more than the engine copies at once [bytes] */
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const char *format, ...) {
     char line[1024] = "stress: ";
@@ -69,7 +70,8 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
     }
 }
 
-/* The sanitizer looks at a stretch at once: byte by byte it would take most of a program's time. */
+/* Compares with memcmp, whose whole range the sanitizer checks at once. Byte by byte, the
+ * sanitizer's checks would take most of a program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];
@@ -98,8 +100,8 @@ static inline void write_all(int fd, unsigned k, unsigned version) {
     }
 }
 
-/* Directories dNN, a link lNN to each, files [first, first + count). A file has its name only when
- * it is whole: readers run meanwhile. */
+/* Makes directories dNN, a link lNN to each, and the files [first, first + count). A file gets its
+ * name only when it is complete, because readers run meanwhile. */
 static inline void make_files(const char *root, unsigned first, unsigned count) {
     char path[PATH_BYTES], young[PATH_BYTES], name[PATH_BYTES];
     for (unsigned d = 0; d < DIRECTORIES; d++) {

@@ -1,12 +1,13 @@
-/* The engine, the scanner and the writer of the catalog, as the daemon drives them, while other
- * threads look files up and read their copies.
+/* Drives the engine, the scanner and the writer of the catalog like the daemon, while other threads
+ * look files up and read their copies.
  *
  *   stress_engine SOURCE TIER ROUNDS GRANTS
  *
- * TIER: a file system with less room than the files take;  ROUNDS: of an engine each, with GRANTS
+ * TIER: a directory on a file system that is too small for all files;  ROUNDS: number of rounds,
+ * each with a new engine;  GRANTS: number of grants in a round
  *
- * main() is the daemon's one thread. It and the engine's threads write the catalog, which moves
- * into others while they do. */
+ * main() plays the daemon's only thread. It and the engine's threads write the catalog, which is
+ * moved to other memory meanwhile. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -23,13 +24,14 @@
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
-#define NO_SOURCE 1 /* numbers whose directories are none */
+#define NO_SOURCE 1 /* number of a source, and of a tier, that has no directory */
 #define NO_TIER 1
 #define CATALOGS 256
 
 static const char *root_path;
 static int grants, root, copies, over, moving_over, waiting_over, handovers[2];
-static struct monarch_catalog *catalog; /* atomic, for the lookers; earlier ones stay */
+/* atomic, for the threads that look files up; earlier catalogs stay allocated */
+static struct monarch_catalog *catalog;
 static struct monarch_catalog *all[CATALOGS];
 static struct monarch_writer *writer;
 static struct monarch_control control;
@@ -38,7 +40,7 @@ static struct monarch_fills *fills;
 static struct monarch_engine *engine;
 static uint64_t next_copy = 1, found_present, published, granted, handed, unmet, rng = 20220822,
                 seen_status[MONARCH_ABANDONED + 1];
-static int64_t damaged = -1; /* atomic: the entry whose copy main() spoils */
+static int64_t damaged = -1; /* atomic: the entry whose copy main() damages */
 
 /* --- the catalog ------------------------------------------------------------------------------ */
 
@@ -53,7 +55,7 @@ static void publish_catalog(uint64_t capacity, uint64_t pool_bytes) {
     __atomic_store_n(&catalog, fresh, __ATOMIC_RELEASE);
 }
 
-/* Its room is the same. */
+/* Moves the catalog to other memory of the same size. */
 static void move(void) { publish_catalog(catalog->capacity, catalog->pool_bytes); }
 
 static void grow(void) { publish_catalog(catalog->capacity * 2, catalog->pool_bytes * 2); }
@@ -72,7 +74,7 @@ static void set_word(uint64_t id, uint64_t word) { monarch_set_words(writer, 1, 
 
 static const struct monarch_entry *entry(uint64_t id) { return &monarch_entries(catalog)[id]; }
 
-/* A copying thread may be about to publish. */
+/* Loads the word atomically, because a copying thread may be publishing a copy. */
 static uint64_t word_of(uint64_t id) { return __atomic_load_n(&entry(id)->word, __ATOMIC_RELAXED); }
 
 static int is_moving(const struct monarch_catalog *c, const struct monarch_entry *e) {
@@ -83,7 +85,8 @@ static int is_moving(const struct monarch_catalog *c, const struct monarch_entry
 
 static void wait_for(uint32_t *seen) { *seen = monarch_wait_doorbell(clients, *seen, 200); }
 
-/* At most `batches`: what is left when the scan is stopped is the scan's to free. */
+/* Scans the source until `batches` batches were taken (-1: until the scan has ended).
+ * monarch_scan_stop frees the batches that were not taken. */
 static void scan(int threads, uint64_t ops_per_s, int batches) {
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     struct monarch_scan *s = monarch_scan_start(root, 0, threads, ops_per_s, &clients->doorbell);
@@ -106,8 +109,8 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
     monarch_scan_stop(s, 60000);
 }
 
-/* More names (12 x 4,096) than the scan hands over, in batches of 4,096, before its threads wait to
- * be relieved of them. */
+/* Stops a scan whose threads wait. There are 12 x 4,096 names, in batches of 4,096. These are more
+ * batches than the scan queues before its threads wait until some are taken. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
@@ -143,7 +146,8 @@ static void stop_a_waiting_scan(void) {
 
 static unsigned number_in(const char *path) { return (unsigned)atoi(path + 5); }
 
-/* A copy's number is never given again, so that its bytes are its file's or it is not there. */
+/* Reads the copy that `word` names. Numbers of copies are never reused, so the copy either has its
+ * file's bytes or is gone. */
 static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word, unsigned k) {
     char name[32], buffer[4096];
     struct stat st;
@@ -160,7 +164,8 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
         if (__atomic_load_n(&damaged, __ATOMIC_ACQUIRE) != id)
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
-    /* The inode's number may be another copy's as soon as this one was dropped. */
+    /* Once this copy is dropped, another copy may get its inode number. So the owner is checked
+     * only if the copy was still there after the lookup. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);
@@ -189,7 +194,8 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
         read_copy(c, id, word, k);
     else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
         monarch_set_bit(&clients->wanted, id);
-    /* Those that change are looked up too, but nobody knows what they are. */
+    /* Files that change are looked up too, but their attributes are not known, so they are not
+     * checked. */
     snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
     monarch_resolve(&control, c, clients, "/", odd, 1, &place);
     CHECK(place.entry != id);
@@ -203,7 +209,7 @@ static void *look_things_up(void *number) {
     while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
         look_up(__atomic_load_n(&catalog, __ATOMIC_ACQUIRE), &rng);
         if (below(&rng, 3) == 0)
-            usleep(100); /* the other threads have few processors */
+            usleep(100); /* leaves processor time to the other threads */
     }
     return NULL;
 }
@@ -236,7 +242,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Of so many entries one is not FILLING of the copy that is ordered. */
+/* Returns whether the entry is one of those (one in 16) whose word has another copy number than
+ * their order. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -257,7 +264,7 @@ static void take_fill(const struct monarch_result *r) {
     }
 }
 
-/* A file that has changed gets its new attributes, as the daemon gives them. */
+/* Gives an entry the new attributes of its changed file, as the daemon does. */
 static void take_changed(const struct monarch_result *r) {
     struct monarch_entry fresh;
     char target[MONARCH_PATH_MAX];
@@ -280,7 +287,7 @@ static void take(const struct monarch_result *r, int expected) {
     }
 }
 
-/* Until all orders have their results. expected : their status, -1 for any. */
+/* Takes results until all orders have theirs. expected: the status of each result; -1: any. */
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
@@ -307,7 +314,7 @@ static int is_in(uint64_t id, unsigned state) {
     return entry(id)->kind == MONARCH_FILE && MONARCH_WORD_STATE(word_of(id)) == state;
 }
 
-/* Wanted or not: all that have no copy. */
+/* Orders fills of all files that have no copy, whether a client wants them or not. */
 static void fill_all(void) {
     uint64_t n = 0, count = catalog->count, *ids = calloc(count, sizeof *ids);
     uint64_t *numbers = calloc(count, sizeof *numbers);
@@ -321,7 +328,8 @@ static void fill_all(void) {
             ids[n] = id;
             numbers[n++] = next_copy++;
         }
-    /* Slow, so that some have not begun when they are withdrawn. */
+    /* The limit makes the engine slow, so that some fills have not begun when they are
+     * withdrawn. */
     monarch_engine_limit(engine, 0, 100);
     CHECK(monarch_engine_submit(engine, catalog, MONARCH_FILL, 0, n, ids, tiers, numbers, NULL,
                                 NULL) == (int)n);
@@ -347,8 +355,8 @@ static void ask_about_all(int kind) {
             submit(kind, id, 0, MONARCH_WORD_COPY(word_of(id)));
 }
 
-/* A sum can be had of a path alone too; a large segment is put on huge pages where there are any.
- */
+/* Computes the sums of some files by their paths. Then requests huge pages for a large segment,
+ * where there are any. */
 static void sum_and_collapse(void) {
     char path[PATH_BYTES];
     for (uint64_t id = 0; id < catalog->count; id += 20)
@@ -366,7 +374,7 @@ static void sum_and_collapse(void) {
     CHECK(monarch_syncfs(copies) == 0);
 }
 
-/* One byte of one copy is another, which nobody is served any more. */
+/* Changes one byte of one copy. The engine must find the damage, and the copy is dropped. */
 static void spoil_one(void) {
     char name[32];
     for (uint64_t id = 0; id < catalog->count; id++)
@@ -407,7 +415,7 @@ static void order_the_impossible(void) {
 /* --- orders under grants -----------------------------------------------------------------------
  */
 
-/* Readers that wait, as clients write it. */
+/* Writes demands like clients whose readers wait. */
 static void *wait_for_files(void *number) {
     uint64_t rng = (uintptr_t)number;
     for (uint32_t tag = 0; !__atomic_load_n(&waiting_over, __ATOMIC_RELAXED); tag += 2) {
@@ -437,7 +445,8 @@ static void take_placed(const struct monarch_placed *placed, uint64_t n) {
     granted += n;
 }
 
-/* The file's descriptor, or another one's. */
+/* Hands over a descriptor of file `of` as that of file `id`; the two may differ. Returns whether it
+ * was sent. */
 static int send_file(uint64_t id, uint64_t of) {
     const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
     struct monarch_handover what = {.id = id};
@@ -455,7 +464,7 @@ static int send_file(uint64_t id, uint64_t of) {
     int fd = e->source == NO_SOURCE ? -1 : openat(root, monarch_pool(c, e->path), O_RDONLY);
     if (fd < 0)
         return 0;
-    if (id == of && id % 4 == 0) { /* as one that the catalog does not know */
+    if (id == of && id % 4 == 0) { /* as a file that the catalog does not list: with its path */
         what.id = monarch_unmet(e->ino);
         what.path_len = e->path_len;
         memcpy(what.path, monarch_pool(c, e->path), e->path_len + 1u);
@@ -487,15 +496,15 @@ static void *hand_files_over(void *arg) {
     return NULL;
 }
 
-/* Whether every way of ordering and publishing was taken often. */
+/* Returns whether every way of ordering and publishing was taken often. */
 static int is_enough(void) {
     return published > 100 && granted > 100 && unmet > 5 &&
            __atomic_load_n(&handed, __ATOMIC_RELAXED) > 100;
 }
 
-/* Nobody but the engine changes words while a grant holds; the catalog moves all the same. On a
- * busy machine, little may happen during a grant, so there may be more grants than were asked
- * for. */
+/* Lets the engine order fills under grants. While a grant holds, only the engine changes words, but
+ * the catalog is still moved. On a busy machine, little may happen during a grant, so more grants
+ * may be given than were asked for. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];
@@ -506,7 +515,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* before a copy is dropped of which a result still tells */
+        finish(-1); /* takes all results, so that none is about a copy that is dropped next */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);
@@ -542,8 +551,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Two thirds of the files, with something before each, as a tar has its headers. Every fifth one is
- * there with another time, so that it does not count. Returns how many members there are. */
+/* Writes two thirds of the files into a pack, with a gap before each, like the headers of a tar.
+ * Every fifth member has a wrong time, so the engine must not use it. Returns the number of
+ * members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;
@@ -586,7 +596,7 @@ static void add_pack(int *pack) {
     free(members);
 }
 
-/* How many files the engine would read from the pack. */
+/* Returns how many files the engine would read from the pack. */
 static uint64_t count_packed(void) {
     uint64_t n = catalog->count, found = 0, *ids = calloc(n, sizeof *ids);
     int64_t *places = calloc(n, sizeof *places);
@@ -632,12 +642,13 @@ static void work_round(void) {
         if (is_in(id, MONARCH_PRESENT) && (id + next_copy) % 3 != 0)
             drop(id);
     fill_all();
-    CHECK(ftruncate(pack, 5) == 0); /* while it is read */
+    CHECK(ftruncate(pack, 5) == 0); /* truncates the pack while it is read */
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);
-    monarch_engine_stop(engine,
-                        60000); /* in the middle: what is done and not taken is abandoned too */
+    /* Stops the engine at work: unfinished orders, and results that were not taken, are
+     * abandoned. */
+    monarch_engine_stop(engine, 60000);
     close(handovers[0]);
     close(handovers[1]);
     close(pack);
@@ -646,7 +657,7 @@ static void work_round(void) {
             set_word(id, 0);
 }
 
-/* Copies that nobody knows: what an engine that was stopped had done. */
+/* Removes the copies that no entry refers to. A stopped engine had made them. */
 static void remove_debris(void) {
     DIR *d = fdopendir(dup(copies));
     CHECK(d);
@@ -674,7 +685,7 @@ static void prepare(void) {
     }
     root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(root >= 0 && copies >= 0 && fstat(root, &st) == 0);
-    control.owner = geteuid(); /* files of this user alone may come from the pack */
+    control.owner = geteuid(); /* only files of this user may be read from the pack */
     control.sources = 2;
     control.source[0].dev = st.st_dev;
     control.source[0].path_len = (uint32_t)strlen(root_path);
@@ -706,7 +717,8 @@ int main(int argc, char **argv) {
     scan(3, 0, -1);
     CHECK(catalog->count >= FILES + MOVING);
     moving_path(0, path);
-    CHECK(truncate(path, BLOCK) == 0); /* one has changed, however late the thread is */
+    /* changes one file now, because the thread that changes files may start late */
+    CHECK(truncate(path, BLOCK) == 0);
     CHECK(pthread_create(&thread[LOOKERS], NULL, move_files, (void *)77) == 0);
     for (int i = 0; i < rounds; i++) {
         work_round();

@@ -1,10 +1,10 @@
-/* Threads and children that map, cut, change and read files of known content while their copies
- * come and go: every word of what is mapped is compared, also of what lies where a mapping was.
+/* Threads and forked children map files of known content, read the mappings, and unmap or change
+ * parts of them, while the files' copies come and go. Every word that they have mapped is compared,
+ * also in memory that replaced a part of a mapping.
  *
- *   make DIRECTORY                     the files
- *   stress DIRECTORY SECONDS SEED      prints what was done, or what was wrong
- */
-#ifdef INSIDE /* the library is in the program, and its mappings do not wait for their copies */
+ *   make DIRECTORY                     makes the files
+ *   stress DIRECTORY SECONDS SEED      prints what was done, or the first error */
+#ifdef INSIDE /* the library is linked into the program, and mmap does not wait for copies */
 #define WHOLE_BYTES 0
 #include "preload/fill/wait.c"
 #endif
@@ -27,17 +27,19 @@
 
 #define FILES 12
 #define PAGE 4096UL
-/* Odd, so that the last page is not full. */
+/* Not a multiple of the page size, so that the last page is not full. */
 #define FILE_BYTES (9 * 1048576UL + 1234)
 #define PAGES ((FILE_BYTES + PAGE - 1) / PAGE)
 #define WORDS (PAGE / 8)
 #define THREADS 4
-#define NOTHING UINT32_MAX /* not ours: never touched */
+#define NOTHING UINT32_MAX /* this thread has not mapped the page, and never accesses it */
 
-/* What a page has to hold: page `page` of file `of`, or of memory of our own if that is FILES. */
+/* The expected content of a page: page `page` of file `of`, or, if `of` is FILES, known words in
+ * anonymous memory. */
 struct page {
     uint32_t of, page;
-    uint32_t written; /* a word of it, + 1, that we have changed in a private mapping */
+    /* 1 + the index of the word that was set to 0 in a private mapping; 0: none */
+    uint32_t written;
 };
 
 struct region {
@@ -122,7 +124,7 @@ static void check_page(const struct region *r, uint64_t i) {
     COUNT(words_read, n);
 }
 
-/* Some pages, or all of them. */
+/* Checks some pages of the region, or all of them. */
 static void check_region(const struct region *r, uint64_t *seed, int all) {
     uint64_t step = all ? 1 : 1 + below(seed, 64);
     for (uint64_t i = all ? 0 : below(seed, step); i < r->n; i += step)
@@ -156,7 +158,7 @@ static int is_all_of_files(const struct region *r, uint64_t first, uint64_t n) {
 static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     if (!is_all_of_files(r, first, n) || mprotect(at, n * PAGE, PROT_READ | PROT_WRITE) != 0)
-        return; /* shared with a file that is open for reading only */
+        return; /* the mapping is shared, and its file is open for reading only */
     for (uint64_t i = first; i < first + n; i++) {
         uint64_t w = below(seed, FILE_BYTES % PAGE / 8);
         ((uint64_t *)(r->base + i * PAGE))[w] = 0;
@@ -166,7 +168,7 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* The pages go elsewhere, and memory of ours comes in their place. */
+/* Calls mremap, which may move the pages. If it has, checks and unmaps them at their new place. */
 static void move_away(struct region *r, uint64_t first, uint64_t n) {
     char *at = r->base + first * PAGE;
     if (!is_all_of_files(r, first, n))
@@ -187,7 +189,8 @@ static void move_away(struct region *r, uint64_t first, uint64_t n) {
 
 static void change(struct region *r, uint64_t *seed) {
     uint64_t first = below(seed, r->n), most = 1 + below(seed, r->n - first), n = 0;
-    /* Only what is ours: a hole may be another thread's by now. */
+    /* Changes only pages that this thread has mapped: another thread may have mapped a hole
+     * meanwhile. */
     while (n < most && r->pages[first + n].of != NOTHING)
         n++;
     if (!n)
@@ -199,7 +202,7 @@ static void change(struct region *r, uint64_t *seed) {
         CHECK(munmap(at, n * PAGE) == 0, at, n);
         forget(r, first, n);
         break;
-    case 1: { /* over it */
+    case 1: { /* maps anonymous memory over the pages */
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
         CHECK(mmap(at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == at, at, n);
         fill_own(r, first, n);
@@ -220,7 +223,7 @@ static void change(struct region *r, uint64_t *seed) {
     case 6:
         mprotect(at, n * PAGE, PROT_READ);
         break;
-    default: { /* another file, or another part */
+    default: { /* maps another file, or another part of the file, over the pages */
         char path[PATH_MAX];
         unsigned k = (unsigned)below(seed, FILES);
         uint64_t from = below(seed, PAGES - n + 1);
@@ -280,7 +283,7 @@ static void child_of(struct region *r, uint64_t *seed) {
         }
         _exit(0);
     }
-    /* The parent goes on with what it has meanwhile; it waits at the end of the region. */
+    /* Meanwhile, the parent goes on reading its own memory. Then it waits for the child. */
     for (int i = 0; i < 5; i++) {
         check_region(r, seed, 0);
         usleep((useconds_t)below(seed, 4000));
@@ -323,7 +326,7 @@ static void *work(void *data) {
     return NULL;
 }
 
-/* Calls that a signal's handler jumps out of, again and again. */
+/* Makes calls that a signal handler jumps out of, again and again. */
 static void *be_interrupted(void *data) {
     uint64_t seed = (uint64_t)data;
     char path[PATH_MAX];

@@ -1,5 +1,5 @@
-/* One bug of each kind, made by the test's own code or met inside a file of csrc: the proof that
- * both are built so that a sanitizer sees it. */
+/* Contains one bug of each kind, in this program's own code or inside a file of csrc. If a
+ * sanitizer sees them all, both are built in the right way. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static void together(void *(*one)(void *), void *(*other)(void *)) {
     pthread_join(b, NULL);
 }
 
-/* More is hashed than there is: xxh3.c reads behind the block. */
+/* Hashes more bytes than the block has, so that xxh3.c reads beyond the block's end. */
 static int read_behind(void) {
     char *block = calloc(1, 40);
     uint64_t sum = monarch_xxh3(block, 100);
@@ -45,7 +45,7 @@ static int read_behind(void) {
     return (int)(sum & 1);
 }
 
-/* catalog.c takes 64-bit words from a place that no such word may have. */
+/* Passes a misaligned catalog, so that catalog.c reads 64-bit words at misaligned addresses. */
 static int misplaced_catalog(void) {
     char *block = calloc(1, sizeof(struct monarch_catalog) + 4096);
     int64_t id = monarch_find((struct monarch_catalog *)(block + 1), 0, "x", 1);

@@ -1,11 +1,12 @@
-/* A program with the preload library inside, that reads files of known content in every way from
- * many threads, while the test makes daemons, copies and files come and go.
+/* A program into which the preload library is linked. Its threads read files of known content in
+ * every way, while the test makes daemons, copies and files come and go.
  *
- *   make ROOT FIRST COUNT    files, written without a session
- *   loop ROOT KNOWN MOST PAUSE_US   until standard input ends; files from KNOWN to MOST may be
- *                            missing. A pause follows each file that is read or looked at.
- *                            Standard output, a file, holds how many files were read so far.
- *   once ROOT KNOWN FD K     what an exec'd child does: FD is the parent's, of file K
+ *   make ROOT FIRST COUNT    makes the files; runs without a session
+ *   loop ROOT KNOWN MOST PAUSE_US
+ *                            reads until standard input ends; files from KNOWN to MOST may be
+ *                            missing. Pauses after each file that is read or looked at. Standard
+ *                            output must be a file, and holds the number of files read so far.
+ *   once ROOT KNOWN FD K     what a child does after its exec; FD is inherited, and is of file K
  */
 #include <poll.h>
 #include <pthread.h>
@@ -20,11 +21,12 @@
 #include "stress.h"
 
 #define READERS 3
-#define OWN_FILES 64 /* that the program itself changes */
+#define OWN_FILES 64 /* files that the program itself changes */
 
 extern char **environ;
 static const char *root;
-static char me[PATH_BYTES]; /* this program's file: /proc/self/exe is ours, not the child's */
+/* path of this program's executable, which children run after their exec */
+static char me[PATH_BYTES];
 static unsigned known, most;
 static int root_fd, stopping;
 static useconds_t pause_us;
@@ -34,8 +36,8 @@ static int is_over(void) { return __atomic_load_n(&stopping, __ATOMIC_RELAXED); 
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* A path of the file as programs spell it; relative ones start at the root, which is the working
- * directory too. */
+/* Writes one of the paths by which programs may name the file. Relative paths start at the root,
+ * which is the working directory. */
 static void spell(unsigned k, uint64_t *rng, char *path, int relative_only) {
     unsigned d = k % DIRECTORIES, way = (unsigned)below(rng, 10);
     char name[PATH_BYTES];
@@ -101,12 +103,14 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* All of the last page: ThreadSanitizer remembers accesses to a part that is left, and takes
-     * them for others to what the library maps there, which it does not see. */
+    /* Unmaps the whole last page. If a part were left, ThreadSanitizer would remember the accesses
+     * to it, and would take them for accesses to what the library maps there later, by a call that
+     * ThreadSanitizer does not see. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
-/* By its name in /proc, which is the copy's name when a copy is open. */
+/* Opens the descriptor's file again, by the descriptor's name in /proc. If the descriptor is one of
+ * a copy, that name leads to the copy. */
 static int open_again(int fd, unsigned k) {
     char path[32];
     struct stat st;
@@ -120,7 +124,8 @@ static int open_again(int fd, unsigned k) {
     return again;
 }
 
-/* Two numbers of one description: they share where it stands, also once the first is closed. */
+/* Goes on reading through a duplicate of the descriptor. The two share the offset, also after the
+ * first is closed. */
 static int go_on_elsewhere(int fd, unsigned k, uint64_t *rng) {
     char begin[300];
     ssize_t n = read(fd, begin, 1 + below(rng, sizeof begin));
@@ -132,7 +137,7 @@ static int go_on_elsewhere(int fd, unsigned k, uint64_t *rng) {
     return other;
 }
 
-/* Returns 0 when there is no such file (yet). */
+/* Returns 0 if the file does not exist (yet). */
 static int read_descriptor(unsigned k, uint64_t *rng) {
     char path[PATH_BYTES];
     struct stat st;
@@ -168,7 +173,8 @@ static int read_stream(unsigned k, uint64_t *rng) {
     char path[PATH_BYTES], buffer[3000];
     uint64_t at = 0;
     spell(k, rng, path, 0);
-    /* glibc keeps the memory of a stream whose freopen fails. */
+    /* glibc does not free a stream whose freopen fails, so freopen is used only for files that
+     * exist. */
     int anew = k < known && below(rng, 2);
     FILE *f = anew ? freopen(path, "r", fopen("/dev/null", "r")) : fopen(path, "r");
     if (!f && may_be_missing(k))
@@ -224,7 +230,7 @@ static void *look_at_files(void *number) {
             same_file(k, &st);
         else
             CHECK(may_be_missing(k));
-        /* Where relative paths start is asked again after these. */
+        /* After these calls, the library must find out again where relative paths start. */
         if (below(&rng, 16) == 0)
             CHECK((below(&rng, 2) ? chdir(root) : fchdir(root_fd)) == 0);
         if (pause_us)
@@ -266,7 +272,8 @@ static void change(const char *path, unsigned i, unsigned version, uint64_t *rng
     CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
 }
 
-/* The directory is itself again at once: every file below it counts as changed all the same. */
+/* Renames the directory and at once renames it back. Nevertheless, all files in it count as changed
+ * afterwards. */
 static void move_own_files(void) {
     char path[PATH_BYTES], other[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s/own", root) < PATH_BYTES);
@@ -274,7 +281,8 @@ static void move_own_files(void) {
     CHECK(rename(path, other) == 0 && rename(other, path) == 0);
 }
 
-/* A file that this thread has changed is never again what its copy is. */
+/* Changes files and reads them. Once this thread has changed a file, it must never read the old
+ * content from the copy. */
 static void *change_files(void *number) {
     uint64_t rng = (uintptr_t)number;
     unsigned version[OWN_FILES] = {0};
@@ -306,7 +314,8 @@ static void ends_well(pid_t child) {
         die("a child ended with status %#x", (unsigned)status);
 }
 
-/* Of many threads one is left, and some lock of the allocator may be another's: no streams here. */
+/* The child has only the thread that forked, and another thread may have held a lock of the
+ * allocator. So the child uses no streams, which allocate memory. */
 static void in_child(int fd, unsigned k, uint64_t at, uint64_t *rng) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_on(fd, k, at, rng);
@@ -352,7 +361,7 @@ static void *have_children(void *number) {
     return NULL;
 }
 
-/* --- what the test asks for ------------------------------------------------------------------- */
+/* --- the commands ----------------------------------------------------------------------------- */
 
 static int loop(void) {
     void *(*const roles[])(void *) = {look_at_files, change_files, have_children};
@@ -376,7 +385,8 @@ static int loop(void) {
 static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Its bytes alone: whose copy it is, only those know who have met the daemon that made it. */
+    /* Checks only the bytes of FD, and not its attributes: this process may not know the daemon
+     * that made the copy, and then cannot tell whose copy it is. */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

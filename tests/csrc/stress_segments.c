@@ -1,13 +1,13 @@
-/* What clients do with paths and with shared memory that may be damaged, on random input. Every
- * block has its exact size and comes from the allocator, so that one byte too far is seen.
+/* Does on random input what clients do with paths, and with shared memory that may be damaged.
+ * Every block is allocated with its exact size, so that a sanitizer sees an access to one byte too
+ * many.
  *
- *   paths ROOT SEED      odd paths through the tree that it makes at ROOT, beside the kernel
- *   hashes ROOT SEED     blocks of all sizes, whole and in pieces
- *   headers ROOT SEED    damaged headers: which ones are taken for sound
- *   lookups ROOT SEED    looking up in what was taken for sound
- */
+ *   paths ROOT SEED      resolves odd paths through a tree, made at ROOT, beside the kernel
+ *   hashes ROOT SEED     hashes blocks of all sizes, whole and in pieces
+ *   headers ROOT SEED    judges damaged headers, and counts those that are accepted as sound
+ *   lookups ROOT SEED    looks files up in damaged catalogs that were accepted as sound */
 
-/* Its functions that judge a segment are its own. */
+/* The file is included, because its functions that judge a segment are static. */
 #include "preload/session/segments.c"
 
 #include "native.h"
@@ -25,7 +25,8 @@ static struct monarch_catalog *catalog;
 
 static uint64_t any(uint64_t n) { return below(&rng, n); }
 
-/* Numbers where mistakes are: small ones, powers of two and their neighbours, everything. */
+/* Returns numbers that often reveal errors: small numbers, powers of two and their neighbours, and
+ * any other numbers. */
 static uint64_t any_number(void) {
     switch (any(5)) {
     case 0:
@@ -129,7 +130,7 @@ static void any_path(char *path, size_t room) {
         add_component(path, room);
 }
 
-/* Whatever entry it names is the file that the kernel finds there. */
+/* Checks that the entry, if there is one, is the file that the kernel finds at the path. */
 static void check_place(const struct monarch_place *place, const char *path, int follow) {
     struct stat st;
     CHECK(place->entry >= MONARCH_UNKNOWN && place->entry < (int64_t)catalog->count);
@@ -158,7 +159,8 @@ static uint64_t paths(void) {
         monarch_resolve(&control_of_root, catalog, clients, "/", path, follow, place);
         check_place(place, path, follow);
         found += place->entry >= 0;
-        /* The same from its working directory, which callers give in the answer itself. */
+        /* Resolves the same path relative to the root. The working directory is passed in the
+         * result itself, as the library does. */
         size_t top = strlen(root_path);
         if (strncmp(path, root_path, top) == 0 && path[top]) {
             memcpy(place->path, root_path, top + 1);
@@ -212,7 +214,8 @@ static void damage(char *bytes, uint64_t n) {
     memcpy(bytes + at, &word, n - at < 8 ? n - at : 8);
 }
 
-/* A copy of the catalog in a block of `*size` bytes; truncated or with a damaged header. */
+/* Returns a copy of the catalog in a block of `*size` bytes. The copy may be truncated, and its
+ * header may be damaged. */
 static struct monarch_catalog *damaged_catalog(uint64_t *size) {
     *size = any(3) ? catalog->bytes : 1 + any(catalog->bytes);
     char *bytes = malloc(*size);

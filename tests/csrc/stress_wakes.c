@@ -1,11 +1,12 @@
-/* The engine's threads are woken for every piece of work: nobody else rings, so that a wake which
- * is lost is an order that never ends.
+/* Tests that the engine's threads are woken for every piece of work. Nothing else wakes them, so an
+ * order whose wake-up is lost never ends.
  *
  *   stress_wakes SOURCE TIER SEED ROUNDS PINGS
  *
- * ROUNDS: of work for several threads;  PINGS: orders for one thread, one after the other
+ * ROUNDS: rounds of work for several threads;  PINGS: orders for a single thread, one after the
+ * other
  *
- * main() is the daemon, and the reader that demands units. */
+ * main() plays the daemon, and the reader that demands units. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -21,12 +22,12 @@
 #define FILES 320
 #define BLOCK (64 * 1024)
 #define THREADS 5
-#define PEERS 4 /* and as many threads for them, of which one peer alone gets SHARE */
+#define PEERS 4 /* and as many threads for peers; one peer alone gets at most SHARE of them */
 #define SHARE 3
-/* More than what nobody waits for waits for a peer that was brought up with us (START_NS in
- * peer.c). */
+/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for that time, a fill that no
+ * reader waits for may wait for a peer that is still starting. */
 #define LIMIT_MS 30000
-#define RANKS 4 /* of readers; 0 is of none */
+#define RANKS 4 /* of readers; rank 0 stands for no rank */
 
 static int root, copies, copied[FILES];
 static struct monarch_control control;
@@ -36,9 +37,10 @@ static struct monarch_clients *clients;
 static struct monarch_fills *fills;
 static struct monarch_engine *engine;
 static uint64_t ids[FILES], next_copy = 1, last_sum, rng, demanded, read_ahead;
-static unsigned paging; /* orders to read ahead without a result */
+static unsigned paging; /* number of PAGE_IN orders that have no result yet */
 
-/* Peers that cannot be reached, and who tries waits until all may go: so many at each. */
+/* The peers cannot be reached, and a thread that tries to reach one waits until the gate is open.
+ * waiting: by peer, the number of threads that wait. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opens = PTHREAD_COND_INITIALIZER, comes = PTHREAD_COND_INITIALIZER;
 static int is_open = 1, waiting[PEERS];
@@ -62,7 +64,8 @@ static void hear(void *arg, uint32_t status, uint64_t began_ns) {
 
 static uint64_t deadline(void) { return monarch_now_ns() + LIMIT_MS * 1000000ULL; }
 
-/* So that threads are met looking, falling asleep and sleeping. */
+/* Waits for a random short time, so that the next order finds threads that look for work, fall
+ * asleep or sleep. */
 static void dawdle(void) {
     uint64_t until = monarch_now_ns() + below(&rng, 60) * below(&rng, 10) * 100;
     while (monarch_now_ns() < until)
@@ -148,12 +151,12 @@ static void order_fill(unsigned k, int by_peer) {
                                 &number, NULL, by_peer ? somebody : nobody) == 1);
 }
 
-/* The engine may be publishing the copy. */
+/* Loads the word atomically, because the engine may be publishing the copy. */
 static uint64_t word_of(unsigned k) {
     return __atomic_load_n(&monarch_entries(catalog)[ids[k]].word, __ATOMIC_ACQUIRE);
 }
 
-/* Some of what is there, while others are filled. */
+/* Orders PAGE_INs of up to 8 copies. Their results come while another file is filled. */
 static void page_in(unsigned first) {
     for (unsigned k = first; k < FILES && paging < 8; k++) {
         uint64_t word = word_of(k), copy = MONARCH_WORD_COPY(word);
@@ -185,7 +188,8 @@ static void share_out(void) {
     monarch_engine_shares(engine, shares);
 }
 
-/* A few orders, now and then more than there are slots; demands before, between and after. */
+/* Submits a few orders, and in every 50th round more orders than there are slots for fills. Demands
+ * come before, between and after the orders. */
 static void work_round(int number) {
     unsigned first = (unsigned)below(&rng, FILES);
     unsigned n = number % 50 == 49 ? FILES : 1 + (unsigned)below(&rng, 4);
@@ -195,7 +199,8 @@ static void work_round(int number) {
     if (below(&rng, 4) == 0)
         share_out();
     for (unsigned i = 0; i < n; i++) {
-        unsigned k = below(&rng, 8) == 0 && !copied[7] ? 7 : (first + i) % FILES; /* 7: large */
+        /* file 7 is large */
+        unsigned k = below(&rng, 8) == 0 && !copied[7] ? 7 : (first + i) % FILES;
         if (MONARCH_WORD_STATE(word_of(k)) != MONARCH_ABSENT)
             continue;
         if (below(&rng, 8) == 0)
@@ -216,7 +221,8 @@ static void work_round(int number) {
     drop_all();
 }
 
-/* One call, one ring: the first asks this peer, each other the `step`th after the one before. */
+/* Submits `count` fills in one call, which rings once. The first fill asks `peer`; each other fill
+ * asks the `step`th peer after that of the fill before it. */
 static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t step) {
     uint64_t some[2 * PEERS], numbers[2 * PEERS];
     uint32_t tiers[2 * PEERS] = {0};
@@ -233,7 +239,7 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
-/* Every thread may ask a peer from now on, and is held up there. */
+/* Lets all threads ask peers, and closes the gate, at which these threads are held up. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);
@@ -241,7 +247,7 @@ static void shut(void) {
     pthread_mutex_unlock(&gate);
 }
 
-/* Until so many threads are held up at the peers from `first` on. */
+/* Waits until `threads` threads are held up at the `peers` peers from `first` on. */
 static void await(int first, int peers, int threads) {
     struct timespec limit;
     clock_gettime(CLOCK_REALTIME, &limit);
@@ -267,7 +273,7 @@ static void let_go(void) {
     pthread_mutex_unlock(&gate);
 }
 
-/* None of the threads that there is enough for sleeps while others are held up. */
+/* As many threads are woken as there is work for, although those woken first are held up. */
 static void all_at_once(void) {
     shut();
     order_at_once(8, PEERS, 0, 1);
@@ -277,7 +283,7 @@ static void all_at_once(void) {
     drop_all();
 }
 
-/* One peer has no more than its share of the threads, and the next one finds some. */
+/* One peer gets no more than its share of the threads, so that the next peer gets one too. */
 static void crowd(void) {
     shut();
     order_at_once(8, 2 * PEERS, 0, 0);
@@ -290,7 +296,8 @@ static void crowd(void) {
     drop_all();
 }
 
-/* No more threads ask peers than may, but for what a reader waits for; and no peer has them all. */
+/* At most two threads ask peers, and only one of them asks the same peer. A third thread asks a
+ * peer only for a file that a reader waits for. */
 static void narrow(void) {
     shut();
     monarch_engine_width(engine, THREADS, 2, 0);
@@ -306,7 +313,8 @@ static void narrow(void) {
     drop_all();
 }
 
-/* One thread, and an order as soon as the last one is done: while it looks, and falls asleep. */
+/* Gives a single thread its next order soon after it has done the last one, while it looks for work
+ * or falls asleep. */
 static void ping_pong(int pings) {
     struct monarch_result r;
     uint32_t tier = 0;
@@ -367,7 +375,7 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine, 60000); /* with orders that wait for their peer's turn */
+    monarch_engine_stop(engine, 60000); /* while orders still wait for their peer's turn */
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);

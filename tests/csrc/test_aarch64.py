@@ -1,7 +1,7 @@
-"""The C parts on aarch64: compiled by a cross compiler, and run by an emulator of the machine.
+"""Tests the C sources on aarch64: a cross compiler compiles them, and an emulator runs them.
 
-The library's programs read what a daemon of this machine serves: the layout of shared memory is the
-same on both.
+The programs under the library read what a daemon of the host's architecture serves, because shared
+memory has the same layout on both architectures.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from support.session import MIB, Session
 from monarch_py.native import LIBRARY, JobStatus
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-# What each comes from, and the machine's own libraries.
+# The Debian packages of the two tools, and the directory of the libraries for aarch64.
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 SYSROOT = Path("/usr/aarch64-linux-gnu")
-# Kernels of this machine are built for pages of 4, 16 or 64 KiB.
+# The largest page size [bytes]. Kernels for aarch64 are built for pages of 4, 16 or 64 KiB.
 LARGEST_PAGE = 65536
 SEED = "20220822"
 FILES = 20
 READERS = sorted((HERE.parent / "programs").glob("readers*.c"))
-# The emulator cannot start another of the machine's programs.
+# Cases of the program `readers` that start no other program, because the emulator cannot run one.
 READ = draws.sized(
     "freopen getline openat pread vectors mmap_private sendfile xstat statx fork_inherit listings "
     "close_range threads",
@@ -49,12 +49,12 @@ READ = draws.sized(
     "mmap_shared fadvise sendfile copy_file_range splice stat xstat fstatat statx fork_inherit "
     "listings close_range threads",
 )
-OPENS = draws.sized(200, 500)  # the programs make more
+OPENS = draws.sized(200, 500)  # the programs make more opens than this
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Programs of the machine, in one directory."""
+    """Programs for aarch64, in one directory."""
 
     directory: Path
 
@@ -83,7 +83,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture(scope="module")
 def objects(machine: Machine) -> dict[str, Path]:
-    """Of each file of csrc."""
+    """Returns file of csrc -> its object."""
     names = sorted({*NATIVE, *PRELOAD})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)
@@ -127,7 +127,7 @@ def session(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (source / "read" / "few").mkdir(parents=True)
     for i in range(FILES):
         (source / "read" / "few" / f"f_00{i}").write_bytes(bytes(range(i, 256)) * 97 * i)
-    # A catalog of them takes more than a huge page.
+    # With so many files, the catalog is larger than a huge page.
     for i in range(12_000):
         (source / f"{i}").touch()
     with Session(directory, source, preload=library) as session:
@@ -136,7 +136,8 @@ def session(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def preloaded(session: Session) -> tuple[str, ...]:
-    """The emulator itself must not load it."""
+    """Returns the emulator's options that load the library into the program, and not into the
+    emulator itself."""
     return ("-E", f"LD_PRELOAD={session.preload}", "-E", f"MONARCH_CONFIG={session.config}")
 
 
@@ -161,7 +162,8 @@ def test_programs_read_what_they_read_without_it(machine: Machine, session: Sess
 
 
 def test_it_assumes_no_size_of_a_page(machine: Machine, session: Session) -> None:
-    """What it hands back to the kernel begins where a page does, also where pages are large."""
+    """Every address at which the library unmaps, protects or replaces memory is a multiple of the
+    page size, even if pages have 64 KiB."""
     options = ("-strace", "-p", str(LARGEST_PAGE), *preloaded(session))
     command = machine.command("readers", "open", session.source / "read", options=options)
     done = session.run(command, preload=False)

@@ -1,6 +1,6 @@
-"""Changes, by whatever name, descriptor, mapping or call: each does exactly at the source what it
-does without the library, and from its return on nobody is given the old copy, not even one whose
-fill ends later. The copies themselves never change."""
+"""Tests changes of files by every name, descriptor, mapping and call. Each change has exactly the
+effect at the source that it has without the library. Once it has returned, no program gets the old
+copy, not even a copy whose fill ends later. The copies themselves never change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from support import draws
 
 
 def _operations() -> list[str]:
-    """The table of change.c is the list of tests; without a compiler one says what is missing."""
+    """Returns the operations in the tables of change.c, which become the tests. Without a compiler,
+    returns one name, so that one test says what is missing."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
@@ -26,8 +27,9 @@ def _operations() -> list[str]:
 
 
 OPERATIONS = _operations()
-# A copy's descriptor whose file has been renamed or replaced: its attributes cannot be changed any
-# more (ESTALE), where the kernel still would. What must not happen is a change of another file.
+# Operations that change attributes through a copy's descriptor after the file was renamed or
+# replaced. They fail with ESTALE under the library, and succeed without it. By operation: the name
+# whose attributes therefore differ. No other file may be changed.
 LOST = {"fchmod_moved": "h", "futimens_replaced": "hard"}
 
 
@@ -77,7 +79,7 @@ def check_later(stage: Stage, operation: str) -> None:
 
 
 def check_copies_left(stage: Stage) -> None:
-    """Each is of some file that is there now, byte for byte."""
+    """Checks that each copy has exactly the bytes of some file that exists now."""
     stage.thaw()
     left = stage.read_copies()
     assert all(mode == 0o100400 and links == 1 for _, mode, links, _ in left.values())

@@ -1,4 +1,5 @@
-"""In which order ranks are served: by their shares, none left out, and never nobody."""
+"""Tests the order in which waiting readers are served: ranks are served by their shares, no reader
+starves, and some reader is served as long as any waits."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ Shares = dict[int, int]
 def serve(
     shares: Shares, ranks: Sequence[int], places: Sequence[int], since: Sequence[int], rounds: int
 ) -> list[int]:
-    """Which of the readers is served in each round, all of whom wait again at once, or NOBODY.
+    """Returns which reader each round serves, or NOBODY if none waits. A reader that was served
+    waits again at once.
 
-    ranks, places : of each reader the rank and where it waits;  since : its first round
+    ranks, places : the rank of each reader, and the slot in which it waits;  since : the first
+    round in which it waits
     """
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())
@@ -45,7 +48,11 @@ def serve(
 
 @st.composite
 def waiting(draw: st.DrawFn, *, late: int = 0) -> tuple[Shares, list[int], list[int], list[int]]:
-    """Shares, and readers: of ranks with a share, of one without, and of none."""
+    """Draws shares and readers. Readers belong to a rank with a share, to a rank without one, or to
+    no rank (0).
+
+    late : the last round in which a reader begins to wait
+    """
     shares = draw(st.dictionaries(st.integers(1, 6), st.integers(1, 40), max_size=5))
     places = draw(st.lists(st.integers(0, PLACES - 1), min_size=1, max_size=24, unique=True))
     n = len(places)
@@ -69,9 +76,13 @@ def test_as_long_as_somebody_waits_somebody_is_served(
 @settings(max_examples=examples(80), deadline=None)
 @given(waiting())
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
-    """A rank is served again when every other has had what its share says in that time, and one
-    turn that was begun; each of its readers in its turn; and as many of its turns as readers of
-    ranks wait are not taken by those of none."""
+    """Every reader is served again within a bounded number of rounds.
+
+    The bound follows from three facts. Between two turns of a rank, another rank gets no more than
+    its share says and one turn that it has begun. The readers of a rank are served in turn. When
+    the search passes all slots once, readers without a rank are served once each, and the other
+    turns go to ranks.
+    """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)
     longest = {
@@ -112,7 +123,8 @@ def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
     shares, ranks, places, since = case
-    # All from the start on, or those of ranks could have another place when somebody comes.
+    # All readers wait from the first round on. If some came later, the two searches could be at
+    # different slots by then.
     with_ranks = serve(shares, ranks, places, [0] * len(since), rounds=300)
     without = serve({}, ranks, places, [0] * len(since), rounds=300)
     for here, there in zip(with_ranks, without, strict=True):
@@ -129,7 +141,7 @@ def test_one_rank_alone_is_served_as_none(
     ranks = [rank] * len(ranks)
     alone = serve({rank: 3} if rank else {}, ranks, places, since, rounds=200)
     assert alone == serve({}, ranks, places, since, rounds=200)
-    # Place by place, from the first one on.
+    # The readers are served slot by slot, from the lowest slot on.
     order = sorted(range(len(places)), key=places.__getitem__)
     assert alone == [order[number % len(order)] for number in range(200)]
 
@@ -139,7 +151,8 @@ def test_one_rank_alone_is_served_as_none(
 def test_everybody_is_met_where_nobody_can_be_served(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """A thread that finds no work sleeps: it must have looked at all who wait."""
+    """The search meets every waiting reader before it ends, because a thread that finds no work
+    goes to sleep."""
     shares, ranks, places, _ = case
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())
@@ -162,6 +175,7 @@ def test_a_rank_that_comes_late_has_saved_up_nothing() -> None:
 
 
 def test_threes_and_ones() -> None:
-    """Two readers of a rank with three shares, one of a rank with one."""
+    """A rank with three shares and two readers is served three times as often as a rank with one
+    share and one reader."""
     served = serve({1: 3, 2: 1}, [1, 1, 2], [10, 11, 200], [0, 0, 0], rounds=400)
     assert (served.count(0), served.count(1), served.count(2)) == (150, 150, 100)

@@ -1,9 +1,9 @@
-"""The library's table beside libc's own: what opens, changes or names files is interposed, or has
-its reason here why not.
+"""Compares the functions that the library interposes with those of libc. A function that opens,
+changes or names files is interposed, or REASONS says why not.
 
-glibc/functions.txt has every function of glibc 2.17 to 2.44 on x86-64 and aarch64, each with the
-version that brought it (2.17 for all before), from the lists of symbols that zig 0.17 carries
-(lib/libc/glibc/abilists).
+glibc/functions.txt lists every function of glibc 2.17 to 2.44 on x86-64 and aarch64, each with the
+version that introduced it (2.17 for that version and all earlier ones). The list is taken from the
+lists of symbols in zig 0.17 (lib/libc/glibc/abilists).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOUCHES = re.compile(
     "|spawn|mount|root|chdir|unshare|setns|clone|swapo|acct|utx|pututline|^login|^logwtmp|fork|exec|capset"
     "|fallocate|write|handle|shm_|^syslog|^daemon$|^logout$"
 )
-# Of these nothing touches a file by its name: other things have such names, too.
+# Functions that TOUCHES matches, but that touch no file by its name.
 NO_FILES = re.compile(
     "^(pthread|posix_spawnattr|clnt|auth|svc|xdr|sem_|mq_|epoll|timer|timerfd|eventfd|tss|thrd|hcreate"
     "|sig|argz|__rpc|__mq|__pthread|mutex)|^(regexec|re_exec|rexec|rexec_af|_IO_un_link|_IO_link_in"
@@ -68,7 +68,8 @@ def words() -> dict[str, tuple[int, ...]]:
 
 
 def exported(library: Path) -> set[str]:
-    """Its functions, but for those that are libc's own business."""
+    """Returns the functions that a library exports, except those for libc's own use
+    (GLIBC_PRIVATE)."""
     said = subprocess.run(
         ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
     ).stdout
@@ -85,7 +86,8 @@ def libc() -> Path:
 
 
 def test_this_libc_has_nothing_that_nobody_has_looked_at() -> None:
-    """A newer libc than those listed: add its functions to the list, and look at the next test."""
+    """Every function of this machine's libc is listed. If a newer libc has more functions, add them
+    to the list, and look at the next test."""
     assert exported(libc()) - set(words()) == set()
 
 
@@ -94,7 +96,7 @@ def test_every_function_that_touches_files_is_interposed_or_has_a_reason() -> No
     reasons = {name for names in REASONS.values() for name in names.split()}
     ours = exported(LIBRARY)
     assert touching - ours - reasons == set()
-    # Nothing stands there that is not needed.
+    # REASONS lists no function without need.
     assert reasons & ours == set()
     assert reasons - touching == set()
 

@@ -1,7 +1,8 @@
-"""How the files of csrc depend on each other: no circle, and folders that point downwards.
+"""Tests how the files of csrc depend on each other: there is no cycle, and a folder depends only on
+folders below it.
 
-A component is a C file and the header of the same name. One depends on another if it includes a
-file of it, or uses a symbol that it defines (as nm says).
+A component is a C file and the header of the same name. A component depends on another one if it
+includes a file of it, or uses a symbol that it defines (according to nm).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from csrc.building import CSRC, NATIVE, PRELOAD, PRELOAD_COMPILED, WARNINGS, compile_all
 
-# Each folder uses only those in lines below its own, and itself.
+# Each folder uses only itself and folders in lines below its own.
 LAYERS = [
     ["testing", "handover", "simulator"],
     ["engine"],
@@ -46,7 +47,7 @@ def folder(name: str) -> str:
 
 
 def included(path: Path) -> set[str]:
-    """Includes name files from csrc on."""
+    """Returns the files of csrc that the file includes. Includes name files relative to csrc."""
     names = set(re.findall(r'^#include "([^"]+)"', path.read_text(), re.M))
     assert all((CSRC / name).exists() for name in names), f"{path} includes what is not in csrc"
     return names
@@ -63,7 +64,7 @@ def includes() -> Graph:
 
 
 def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
-    """Those that an object defines, and those that it needs."""
+    """Returns the symbols that an object defines, and those that it needs."""
     listed = subprocess.run(["nm", compiled], capture_output=True, text=True, check=True).stdout
     words = [line.split() for line in listed.splitlines()]
     defined = {line[-1] for line in words if line[-2] in "TDBRVC"}
@@ -72,8 +73,8 @@ def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
 
 @pytest.fixture(scope="module")
 def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    """By symbols; the library and the module for Python are linked apart. No file of them compiles
-    with a warning."""
+    """Returns the dependencies by symbols. The library and the Python module are linked separately,
+    so symbols are looked up within each of them. No file may compile with a warning."""
     only_native = sorted({*NATIVE} - {*PRELOAD})
     symbols: dict[str, tuple[set[str], set[str]]] = {}
     for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-fPIC", *WARNINGS])):
@@ -90,7 +91,7 @@ def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 
 
 def circle(graph: Graph) -> list[str]:
-    """A way that ends where it begins, if there is one."""
+    """Returns the components of a cycle, or an empty list if there is none."""
     done: set[str] = set()
 
     def walk(name: str, way: list[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""The preload library as a file: what it needs, what it shows, and that it is silent everywhere."""
+"""Tests the preload library as a file: what it needs, what it exports, and that it prints nothing
+in programs that read no dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
 
 
 def twins() -> dict[str, str]:
-    """The function of each second name."""
+    """Returns second name -> function, from the lines TWIN(...) in preload/calls."""
     files = sorted((CSRC / "preload/calls").glob("*.c"))
     return dict(
         twin
@@ -49,7 +50,7 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
     assert {name: at[name] for name in of} == {name: at[of[name]] for name in of}
 
 
-# test_layers.py compiles each file so.
+# Only with --long, because test_layers.py compiles each file with warnings in every run.
 @pytest.mark.long
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:

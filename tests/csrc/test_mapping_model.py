@@ -1,13 +1,13 @@
-"""The promotion of mappings, tried in every order of its steps.
+"""A model of the promotion of mappings, which tries every order of its steps.
 
-csrc/preload/mappings (mapping_table.c, mappings.c, move.c) marks its steps in comments by [names];
-the labels here are the same. A state holds what a process's memory holds: two pages of one mapping
-of the source, the table of slots, the page that a fork clears, and where each thread stands. All
-states that can be reached are visited.
+Comments in csrc/preload/mappings (mapping_table.c, mappings.c, move.c) mark the steps by [names];
+the labels here are the same. A state describes one process: two pages of a mapping of the source,
+the table of slots, the page that a fork clears, and the step at which each thread is. The model
+visits all states that can be reached.
 
-A page of memory is: "S" the source's, as it was mapped; "C" the copy's; "D" the source's, with a
-private page of the program's own, which /proc/self/maps shows as "S"; "O" somebody else's; "-"
-nothing, which anybody's mmap may be given at any time.
+A page of memory is: "S", the source's as it was mapped; "C", the copy's; "D", the source's with a
+private change by the program, which /proc/self/maps shows like "S"; "O", of another mapping; "-",
+not mapped, so that any mmap may be given it at any time.
 """
 
 from __future__ import annotations
@@ -35,29 +35,31 @@ class Thread(NamedTuple):
     script: tuple[tuple[str, int], ...]
     at: str = "next"
     op: tuple[str, int] = ("", 0)
-    pieces: tuple[tuple[int, int, int], ...] = ()  # in its registers, between [carve] and [put]
+    # in the thread's registers, between [carve] and [put]
+    pieces: tuple[tuple[int, int, int], ...] = ()
 
 
 class State(NamedTuple):
     memory: str
     slots: tuple[Slot | None, ...]
     threads: tuple[Thread, ...]
-    helper: str | None  # where the helper stands; None: there is none
-    seen: Slot | None = None  # the helper's look at a slot
-    place: int = 0  # and which that was
+    # the step of the helper, the thread that replaces mappings; None: there is none
+    helper: str | None
+    seen: Slot | None = None  # the slot as the helper has seen it
+    place: int = 0  # the index of that slot
     done: str = ""
     entry: str = "FILLING"
     edits: int = 0  # odd while the table is being changed
     numbers: int = 1
     waiting: int = 1
     given_up: bool = False
-    # The page that is cleared in the child of a fork.
+    # The page that a fork clears in the child.
     lock: str | None = None
-    adopted: bool = True  # `pid` is not 0
+    adopted: bool = True  # whether `pid` is not 0
     has_helper: bool = True
     opened: bool = False
     forking: int = 0
-    # For the invariants.
+    # Only the invariants use these fields.
     touched: frozenset[int] = frozenset()
     disturbed: bool = False
     forked: bool = False
@@ -72,11 +74,11 @@ class Broken(NamedTuple):
     no_wait: bool = False  # a call goes on while its range is being replaced
     no_number: bool = False
     no_adopt: bool = False
-    no_second_look: bool = False  # at given_up
+    no_second_look: bool = False  # [given_up] is not checked a second time
     no_say: tuple[str, ...] = ()  # calls that are not wrapped
-    raw_any_time: bool = False  # also between the check and the replacement
+    raw_any_time: bool = False  # a raw munmap may also come between the check and the replacement
     jump_with_lock: bool = False
-    no_start: bool = False  # in the child
+    no_start: bool = False  # the child of a fork starts no helper
 
 
 SOUND = Broken()
@@ -97,7 +99,8 @@ def with_slot(s: State, place: int, slot: Slot | None) -> tuple[Slot | None, ...
 
 
 def put(s: State, slot: Slot) -> State:
-    """The first free slot; none: the mapping stays on the source."""
+    """Puts the slot into the first free place. If there is none, the mapping stays on the
+    source."""
     for place, old in enumerate(s.slots):
         if old is None:
             fresh = slot._replace(number=s.numbers + 1, state="WAITING")
@@ -110,7 +113,8 @@ def recount(s: State) -> State:
 
 
 def locked(s: State, who: str, broken: Broken) -> Iterator[State]:
-    """[lock], and what happens when it cannot be had: after a bound it is given up."""
+    """[lock] Takes the lock. If another thread holds it, the process gives the lock up, as it does
+    after a bounded wait. Yields nothing if the lock was given up before."""
     if s.given_up:
         return
     if s.lock is None or broken.no_lock:
@@ -130,7 +134,8 @@ def unlock(s: State) -> State:
     return s._replace(lock=None)
 
 
-OPEN = {"take", "mark", "taken", "check", "map", "release", "recount"}  # with a descriptor
+# steps of the helper at which it has the copy open
+OPEN = {"take", "mark", "taken", "check", "map", "release", "recount"}
 
 # --- the threads of the program ---------------------------------------------------------------
 
@@ -138,7 +143,7 @@ SAYS = {"munmap", "fixed", "write", "advise", "remap"}
 
 
 def acted(s: State, op: str, page: int) -> State:
-    """The system call itself, and what it does to the page."""
+    """Makes the system call itself, which changes the page."""
     if s.memory[page] in "-O" and op in {"munmap", "remap", "write", "raw_munmap"}:
         return s
     what = {"munmap": "-", "remap": "-", "raw_munmap": "-", "fixed": "O", "write": "D", "map": "S"}
@@ -148,7 +153,8 @@ def acted(s: State, op: str, page: int) -> State:
 
 
 def carved(s: State, page: int, op: str) -> State:
-    """[carve] The slot itself; an advice is kept, all else forgets."""
+    """[carve] Changes the slot whose range has the page. An advice is kept in a slot of the page
+    alone; any other call frees the slot."""
     for place, slot in enumerate(s.slots):
         if slot is not None and overlaps(slot, page):
             middle = slot._replace(number=s.numbers + 1, begin=page, end=page + 1, advice=1)
@@ -160,7 +166,8 @@ def carved(s: State, page: int, op: str) -> State:
 
 
 def pieces_of(old: Slot | None, page: int) -> tuple[tuple[int, int, int], ...]:
-    """What lies beside the page and goes to slots of its own: (begin, end, advice)."""
+    """Returns the ranges of the old slot before and after the page, which go to slots of their own:
+    (begin, end, advice)."""
     if old is None:
         return ()
     sides = ((old.begin, page, old.advice), (page + 1, old.end, old.advice))
@@ -168,7 +175,7 @@ def pieces_of(old: Slot | None, page: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
-    """The next step of thread i."""
+    """Yields the possible next steps of thread i."""
     t = s.threads[i]
     op, page = t.op
 
@@ -218,14 +225,15 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
             idle = not any(x and x.state == "REPLACING" for x in s.slots)
             yield "lost", to(s._replace(waiting=0 if idle else s.waiting), "act")
     elif t.at == "act":
-        # A system call that nobody sees is not tried between the check and the replacement: that
-        # is what remains (test_what_remains).
+        # A raw munmap, which the library does not see, is not tried between the check and the
+        # replacement: this race is known to remain (test_what_remains).
         if op == "raw_munmap" and not broken.raw_any_time and s.helper in {"map", "check"}:
             return
         yield "act", to(acted(s, op, page), "add_lock" if op == "map" else "next")
     elif t.at == "add_lock":
         for fresh in locked(s, t.name, broken):
-            if not fresh.given_up and t.name == "V":  # nobody would promote it
+            # the child of a vfork has no helper, which would promote the mapping
+            if not fresh.given_up and t.name == "V":
                 yield "lock", to(unlock(fresh), "next")
             else:
                 yield "lock", to(fresh, "next" if fresh.given_up else "add_edit")
@@ -255,7 +263,8 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
     elif t.at == "before_fork":
         yield "before_fork", to(s._replace(forking=s.forking + 1), "wait_opened")
     elif t.at == "wait_opened":
-        # Bounded: a fork goes on after a while, and may then leave a descriptor to its child.
+        # The wait is bounded: the fork goes on after a while, and its child may then inherit the
+        # helper's descriptor.
         if not s.opened:
             yield "wait_opened", to(s, "forks")
         else:
@@ -264,7 +273,7 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
         waited = op == "fork" and s.forking > 0
         parent = s._replace(forking=s.forking - 1) if waited else s
         yield "parent", to(parent, "next")
-        # Only this thread lives on. The page is all zeros.
+        # Only this thread exists in the child, and the page that a fork clears is all zeros there.
         child = s._replace(
             lock=None, adopted=False, has_helper=False, opened=False, forking=0, helper=None,
             forked=True, leaked=op == "fork" and not s.disturbed and s.helper in OPEN,
@@ -274,7 +283,8 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
         yield "child", child._replace(threads=(child.threads[i],))
 
 
-# A handler may jump away wherever signals are not blocked: not from before [lock] to after unlock.
+# JUMPS: steps at which a signal handler may jump away, because signals are not blocked. HOLDS:
+# steps with the lock, during which signals are blocked.
 JUMPS = {"quiet", "act", "wait_opened"}
 HOLDS = {"busy", "carve", "put", "end_edit", "recount", "add_edit", "add_put", "add_end"}
 
@@ -285,7 +295,7 @@ def interrupted(s: State, i: int, jumps: bool, broken: Broken) -> Iterator[Step]
         moved = t._replace(at="next", op=("", 0), pieces=())
         threads = (*s.threads[:i], moved, *s.threads[i + 1 :])
         yield "jump", s._replace(threads=threads, disturbed=True)
-    # The child of a vfork may be killed anywhere, also with the lock.
+    # The child of a vfork may be killed at any step, also while it has the lock.
     if t.name == "V" and t.at != "dead" and (t.script or t.at != "next"):
         moved = t._replace(at="dead", script=(), op=("", 0), pieces=())
         threads = (*s.threads[:i], moved, *s.threads[i + 1 :])
@@ -326,7 +336,7 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
             yield "judge", s._replace(helper="drop")
         elif s.entry == "PRESENT":
             yield "judge", s._replace(helper="open", opened=True)
-        else:  # it sleeps, and looks again
+        else:  # FILLING: the helper sleeps, and looks again later
             yield "judge", s._replace(helper="leave", seen=None)
     elif at == "drop":
         for fresh in locked(s, "H", broken):
@@ -338,7 +348,7 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
     elif at == "open":
         if s.forking:
             yield "open", s._replace(helper="close")
-            # Not for ever: a handler may have jumped out of the fork.
+            # The helper does not wait for ever, because a handler may have jumped out of the fork.
             yield "expired", s._replace(helper="take", disturbed=True)
         else:
             yield "open", s._replace(helper="take")
@@ -391,11 +401,12 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
             yield "leave", s._replace(helper=None)
 
 
-# --- everything -----------------------------------------------------------------------------------
+# --- the search through all states ----------------------------------------------------------------
 
 
 def around(s: State) -> Iterator[Step]:
-    """What comes from outside: the fill ends, and what is free is given to somebody."""
+    """Yields the steps from outside: the fill ends, or another mapping gets a page that is not
+    mapped."""
     if s.entry == "FILLING":
         yield "filled", s._replace(entry="PRESENT")
         yield "bypass", s._replace(entry="BYPASS", disturbed=True)
@@ -418,7 +429,7 @@ def is_over(s: State) -> bool:
 
 
 class WrongError(Exception):
-    """An invariant does not hold; the steps that lead there."""
+    """An invariant does not hold. The message lists the steps that lead to the wrong state."""
 
 
 def judge_step(s: State, label: str, after: State) -> str | None:
@@ -443,7 +454,7 @@ def judge_end(s: State, raw: bool) -> str | None:
 
 
 def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = False) -> int:
-    """How many states there are; WrongError if one is wrong.
+    """Visits all states, and returns their number. Raises WrongError if one is wrong.
 
     scripts : (thread, "call page, call page")
     """
@@ -481,7 +492,8 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
                 raise wrong(what, s)
         elif not found:
             raise wrong("it hangs", s)
-    # From everywhere an end can be reached: nobody waits for something that never comes.
+    # An end can be reached from every state: otherwise, some thread would wait for something that
+    # never comes.
     reached, queue = set(ends), deque(ends)
     while queue:
         for earlier in before.get(queue.popleft(), []):
@@ -496,11 +508,12 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
 # --- what holds ----------------------------------------------------------------------------------
 
 CALLS = ["munmap 0", "munmap 1", "fixed 0", "write 1", "remap 0", "advise 1", "map 0"]
-# What forgets a slot, keeps it in pieces, and adds one: the others are steps of the first kind.
+# One call of each kind: it frees a slot, splits a slot, or adds one. The other calls take the same
+# steps as the first kind.
 DIFFERENT = ["munmap 0", "advise 1", "map 0"]
 
 
-# The threads are alike: what they do the other way round leads to the same states.
+# The threads are alike, so the same calls with the threads exchanged lead to the same states.
 @pytest.mark.parametrize("first", draws.cases(CALLS, short=["munmap 0", "map 0"]))
 def test_two_threads_change_the_two_pages(first: str) -> None:
     page = first[-1]
@@ -524,7 +537,8 @@ def test_forks_at_any_point(kind: str, after: str) -> None:
 
 @pytest.mark.parametrize("call_", draws.cases(CALLS, short=DIFFERENT))
 def test_the_child_of_a_vfork_is_killed_at_any_point(call_: str) -> None:
-    """It may take the lock with it: nobody waits for ever, and nothing is replaced any more."""
+    """If the child of a vfork is killed, maybe while it has the lock, no thread waits for ever, and
+    no wrong page is replaced."""
     other = "munmap 1" if call_.endswith("0") else "munmap 0"
     assert explore(("V", call_), ("A", other)) > 1000
 
@@ -535,7 +549,8 @@ def test_calls_that_nobody_sees() -> None:
 
 
 def test_it_is_promoted() -> None:
-    """Left alone, also in a child, and whatever is done beside it: judge_end says so."""
+    """A mapping that nothing disturbs is promoted, also in the child of a fork (judge_end checks
+    this)."""
     assert explore(("A", "advise 0")) > 20
     assert explore(("A", "fork 0")) > 20
 
@@ -570,6 +585,7 @@ def test_a_planted_error_is_found(
 
 
 def test_what_remains() -> None:
-    """A munmap by a system call of the program's own, after the check: documented."""
+    """A raw munmap between the check and the replacement still leads to a wrong replacement. This
+    is documented."""
     with pytest.raises(WrongError, match="is replaced"):
         explore(("A", "raw_munmap 0"), broken=Broken(raw_any_time=True))

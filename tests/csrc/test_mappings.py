@@ -19,10 +19,11 @@ from monarch_py.demo.slowsource import SlowSource
 
 # How long the threads and children of stress_mappings.c work [s].
 STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
-# Of four parts, programs change the second one.
+# The file has four parts of this size [bytes] and a rest. The programs change the second part.
 PART = MIB
 SIZE = 4 * PART + 1234
-# So that a fill takes half a second, and what is to happen before its end does [bytes/s].
+# The rate of the source [bytes/s]. A fill takes half a second, so steps that must come before its
+# end do.
 RATE = 8e6
 
 
@@ -42,7 +43,7 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, but a mapping does not wait up to a second for its copy."""
+    """Returns the library, built so that a mapping does not wait up to a second for its copy."""
     library = tmp_path_factory.mktemp("library") / "libmonarch.so"
     return build_preload(library, flags=["-DWHOLE_BYTES=0"])
 
@@ -55,7 +56,8 @@ def session(source: SlowSource, session_factory: Callable[..., Session], library
     return session
 
 
-# What the programs below need. `at` is the mapping; a look at it says where each part lies.
+# Tools of the programs below. `at` is the address of the mapping, and where() tells whether its
+# parts lie on the source, on the copy or on neither.
 TOOLS = """
 import array, contextlib
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
@@ -187,11 +189,12 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-@pytest.mark.long  # torch is loaded three times; `writable` below are such mappings too
+@pytest.mark.long  # torch is loaded three times; the case `writable` below tests such mappings too
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """Its mappings are private and writable: they stay where they are."""
+    """A program that maps tensors privately and writable reads right values during a fill, and a
+    later program reads nothing from the source. The library never replaces such mappings."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
@@ -216,8 +219,8 @@ def test_torch_load_with_mmap(
 
 # --- what happens to the mapping meanwhile ----------------------------------------------------
 
-# What is done to the second part, and where the parts lie in the end: neighbours in one place count
-# once. `middle` must be right there.
+# By name: what is done to the second part, and where the parts lie in the end (adjacent parts in
+# the same place count once). `middle` must be true of the second part then.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),
@@ -358,7 +361,9 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 
 def test_calls_that_want_one_thread(session: Session) -> None:
-    """A process with several cannot have a user name space of its own: the mapping is left."""
+    """unshare of the user namespace succeeds, although the kernel refuses it to a process with
+    several threads. The library ends its thread before the call, so the mapping stays on the
+    source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )
@@ -390,7 +395,7 @@ def test_the_child_of_a_fork_that_nobody_saw(session: Session) -> None:
         running.wait()
 
 
-# --- when not ---------------------------------------------------------------------------------
+# --- when mappings stay on the source ---------------------------------------------------------
 
 
 def test_a_changed_file_is_left_alone(session: Session) -> None:
@@ -468,7 +473,8 @@ step(times)
 def test_it_moves_within_50_ms(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """From the end of the fill; the median, because the machine may do something else too."""
+    """The median time from the end of a fill to the move of the mapping is below 50 ms. It is the
+    median, because the machine may be busy with something else for a while."""
     paths = [source.mountpoint / f"f{i}" for i in range(7)]
     for path in paths:
         (source.backing / path.name).write_bytes(content(5 * MIB))
@@ -484,7 +490,8 @@ def test_it_moves_within_50_ms(
 def test_threads_and_children_that_map_and_change(
     session_factory: Callable[..., Session], tmp_path: Path, library: Path
 ) -> None:
-    """stress_mappings.c compares every word, also of what lies where a mapping was."""
+    """Threads and children that map and change files find every word as expected, also in memory
+    that replaced a part of a mapping."""
     files = tmp_path / "files"
     files.mkdir()
     built = build_program(tmp_path / "mappings", HERE / "stress_mappings.c", flags=["-pthread"])
@@ -497,7 +504,7 @@ def test_threads_and_children_that_map_and_change(
     ) as process:
         try:
             while process.poll() is None:
-                session.forget()  # and everything is filled again
+                session.forget()  # all copies are dropped, so that everything is filled again
                 try:
                     process.wait(0.2)
                 except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""Path resolution against the kernel: whatever entry it names is the file that the kernel would
-open, and what the kernel finds on a way that we can see through, it finds too."""
+"""Tests path resolution against the kernel: an entry that it returns is the file that the kernel
+would open. If it can follow every step of a path, it also finds each file that the kernel finds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Tree:
         self.bases += [Path(d) for d, _, _ in os.walk(self.root)]
 
     def truth(self, path: bytes, base: bytes, follow: bool) -> tuple[bytes, int] | None:
-        """What the kernel opens: canonical path and mode; None if it refuses."""
+        """Returns the canonical path and the mode of what the kernel opens; None if it refuses."""
         here = os.open(base or b"/", os.O_PATH)
         try:
             fd = os.open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW), dir_fd=here)
@@ -94,7 +94,8 @@ class Tree:
             os.close(fd)
 
     def expected(self, path: bytes, base: bytes, follow: bool) -> int:
-        """The entry that the kernel's answer is; OUTSIDE if it is none."""
+        """Returns the entry of the file that the kernel opens; OUTSIDE if it opens none of the
+        source."""
         found = self.truth(path, base, follow)
         root = os.fsencode(self.root) + b"/"
         if not found or not (found[0] + b"/").startswith(root):
@@ -102,14 +103,15 @@ class Tree:
         return self.known.find(found[0][len(root) :])
 
     def check(self, path: bytes, base: bytes, follow: bool) -> int:
-        """Never another entry than the kernel's; returns the answer."""
+        """Resolves the path and returns its entry. If there is one, it must be that of the file
+        that the kernel opens."""
         answer = self.known.resolve(path, base=base, follow=follow)
         if answer.entry >= 0:
             assert answer.entry == self.expected(path, base, follow), (path, base, follow)
         else:
             assert answer.entry in (OUTSIDE, UNKNOWN)
         if answer.entry == UNKNOWN:
-            # A path that goes to the daemon: it must be a plain one inside the source.
+            # The daemon gets this path, so it must be a plain path relative to the source.
             assert answer.path and b"//" not in answer.path and not answer.path.startswith(b"/")
         if path.startswith(b"/") and self.known.is_outside(path):
             assert answer.entry == OUTSIDE, path
@@ -130,7 +132,7 @@ component = st.one_of(
 
 @st.composite
 def any_path(draw: st.DrawFn) -> tuple[str, str]:
-    """(where it starts: a kind of prefix or a relative path's base, the rest)"""
+    """Draws a path as (start, rest). `start` is a kind of prefix, or "relative"."""
     start = draw(
         st.sampled_from(["root", "alias", "top", "slash", "by_link", "relative", "relative"])
     )
@@ -139,7 +141,7 @@ def any_path(draw: st.DrawFn) -> tuple[str, str]:
 
 
 def spell(tree: Tree, start: str, rest: str, base: int) -> tuple[bytes, bytes]:
-    """The path and, for a relative one, its working directory."""
+    """Returns the path and, if it is relative, its working directory."""
     prefix = {
         "root": tree.root,
         "alias": tree.alias,
@@ -159,7 +161,8 @@ def test_never_another_file(tree: Tree, path: tuple[str, str], base: int, follow
 
 
 def detours(place: Path) -> list[str]:
-    """Ways from a directory to itself through what is there, each with a slash behind it."""
+    """Returns paths from a directory to itself, through its subdirectories. Each is empty or ends
+    with a slash."""
     below = [d.name for d in place.iterdir() if d.is_dir() and not d.is_symlink()]
     return ["", "./", "/", ".//./", *(f"{d}/../" for d in below), *(f"{d}/./..//" for d in below)]
 
@@ -227,7 +230,7 @@ def test_links_inside_lead_to_their_file(tree: Tree, path: str, name: str) -> No
         ),
         *("file_with_slash", "a/f/..", "a/nothing/../f", "to_file/", "to_file/../f", "chain40"),
         *("out", "out_directory/o", "out_and_back", "not_the_source", "a/f/b"),
-        # These the source serves: `..` behind a link is not worth seeing through.
+        # The source serves these: it is not worth the effort to resolve a `..` after a link.
         *("to_directory/../f", "dots_after_link"),
     ],
 )
@@ -279,7 +282,8 @@ def test_a_path_too_long_for_the_kernel_gives_no_entry(tree: Tree, filler: str) 
 
 
 def test_a_link_whose_target_is_as_long_as_there_is_room(tmp_path: Path) -> None:
-    """Its target, and what is behind it, lie in one buffer with the way to it."""
+    """The path to a link, the link's target and the rest of the path lie in one buffer. The link is
+    followed exactly if they fit."""
     root = Path(os.path.realpath(tmp_path)) / "r"
     (root / "d" / "a").mkdir(parents=True)
     (root / "d" / "a" / "f").touch()
@@ -307,7 +311,7 @@ def test_what_changed_is_no_longer_walked_through(tmp_path: Path) -> None:
     assert tree.check(root + b"/to_file", b"", True) < 0
     assert tree.check(root + b"/to_directory/f", b"", True) < 0
     assert tree.check(root + b"/two_steps", b"", True) < 0
-    # `..` of what was a directory and is a link now.
+    # a/b was a directory and is a link now, so `a/b/..` is another directory.
     moved = tree.root / "a/b"
     tree.known.mark_changed(moved)
     moved.rename(tree.root / "a/elsewhere")
@@ -322,7 +326,8 @@ def is_odd(path: str) -> bool:
 
 @given(st.text(alphabet="/.ab", max_size=12), st.integers(0, 40), st.integers(0, 40))
 def test_odd_paths_are_seen(text: str, before: int, behind: int) -> None:
-    """Also anywhere in longer paths, which are looked at 16 bytes at a time."""
+    """Odd parts of a path are found, also anywhere in longer paths, which are searched 16 bytes at
+    a time."""
     from monarch_py.native import lib
 
     for path in (text, before * "a" + text + behind * "b"):

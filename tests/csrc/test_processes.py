@@ -1,6 +1,6 @@
-"""Processes that start others, share descriptors, change their root, mounts or user, run out of
-something, or are interrupted: each prints the same with the library, copies and a daemon as without
-the library. And what holds for every interposed call by itself."""
+"""Tests processes that start others, share descriptors, change their root, mounts or user, lack a
+resource, or are interrupted. Each prints the same with the library, copies and a daemon as without
+the library. Other tests check what must hold for every interposed call."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from support.session import Session, wait_until
 from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
-# Bound at the start, as far as possible: what binding at the first call takes of a stack is
-# neither the library's nor the call's.
+# `now` binds symbols when the program starts. The stack that binding needs during a first call is
+# part neither of the library's use nor of the call's.
 FLAGS = ["-pthread", "-Wl,-z,now"]
-# Started by other cases, or by the tests below.
+# Cases that other cases start, or the tests below.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
 CASES = [
     name
@@ -33,7 +33,7 @@ CASES = [
     for name in re.findall(r'^    \{"(\w+)", \w+\},', path.read_text(), re.M)
     if name not in PARTS
 ]
-# They read no file that has a copy, or not before it is another.
+# Cases that read no file that has a copy, or only at a path that leads to another file by then.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",
@@ -44,10 +44,11 @@ NO_HITS = {
     "no_path",
     "stat_without_rights",
 }
-# A library that leaves all to the source in a name space of mounts of its own does well.
+# In a mount namespace of its own, a process may leave everything to the source, so these cases may
+# have hits or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
-# What a case is run for after its daemon has ended, and with the library switched off.
+# Cases that also run after their daemon has ended, and with the library switched off.
 FOR_EVERY_CALL = ["errno", "descriptors", "small_stacks"]
 
 
@@ -58,7 +59,7 @@ def need_root(case: str) -> None:
 
 @pytest.fixture(scope="module")
 def open_place() -> Iterator[Path]:
-    """A directory that any user can reach, which pytest's own is not."""
+    """Makes a directory that any user can reach, unlike pytest's own."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-")).resolve()
     place.chmod(0o755)
     yield place
@@ -98,7 +99,8 @@ def test_calls_while_it_is_switched_off(stage: Stage, case: str) -> None:
 def abandoned(
     request: pytest.FixtureRequest, open_place: Path, program: Path
 ) -> Iterator[tuple[Stage, dict[str, Done]]]:
-    """What programs did whose daemon ended after they had read from its copies."""
+    """Returns the stage, and the results of programs whose daemon ended after they had read a
+    copy."""
     top = open_place / str(request.param)
     top.mkdir()
     with Stage(top, program, FOR_EVERY_CALL).serving() as stage, ExitStack() as started:
@@ -137,13 +139,14 @@ def test_calls_after_the_daemon_has_ended(
 
 
 def test_every_call_is_tried() -> None:
-    """Those of calls.h, but for twins and what needs more than a path: a case of its own."""
+    """Every call of calls.h is in the table of processes_calls.c, or has a case of its own because
+    it needs more than a path."""
     listed = set(
         re.findall(r"^    X\((\w+),", (CSRC / "preload/process/calls.h").read_text(), re.M)
     )
     others = "\n".join(path.read_text() for path in SOURCES if path.name != "processes_calls.c")
     table = (HERE / "processes_calls.c").read_text()
-    # Only programs built before glibc 2.33 have these.
+    # Only programs that were built before glibc 2.33 call these.
     old = {"__xstat", "__lxstat", "__fxstat", "__fxstatat", "__xmknod", "__xmknodat"}
     elsewhere = {
         "posix_spawn",
@@ -152,7 +155,7 @@ def test_every_call_is_tried() -> None:
         *("openat2", "pidfd_spawn", "pidfd_spawnp"),
         "capset",
         *("setgroups", "initgroups", "setgid", "setegid", "setregid", "setresgid"),
-    }  # test_unseen_changes.py, test_groups.py
+    }  # tested in test_unseen_changes.py and test_groups.py
     tried = set(re.findall(r"\b(\w+)\((?!\w+, call_)", table))
     tried |= {
         name
@@ -164,7 +167,7 @@ def test_every_call_is_tried() -> None:
 
 def test_errno_is_untouched_by_calls_that_succeed(stage: Stage) -> None:
     lines = stage.run("errno").stdout.splitlines()
-    # libc's own remove tries unlink first.
+    # libc's remove tries unlink before rmdir, and so changes errno even without the library.
     changed = [line for line in lines if "errno changed" in line and "remove of a dir" not in line]
     assert changed == []
     assert sum("errno untouched" in line for line in lines) > 500
@@ -176,13 +179,15 @@ def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
         return newest_generation(stage.session) > before
 
     before = newest_generation(stage.session)
-    # What the daemon hears of unknown files are hints: some are lost when it is slow.
+    # Clients tell the daemon of unknown files only by hints, and some are lost if the daemon is
+    # slow. So the case is repeated.
     wait_until(has_grown, what="a larger catalog")
 
 
-# What the library may add to a call's own needs [bytes]: to the opens and look-ups that programs
-# make in signal handlers and on small stacks most, to the same by any spelling (room for one path),
-# and to any call. A signal's own stack has 8 KiB.
+# How much stack the library may add to what a call itself needs [bytes]. PLAIN_STACK: opens and
+# stats of plain paths, which are common in signal handlers and on small stacks. ONE_PATH_STACK:
+# opens and lookups of paths in any form, which need room for one path. ANY_STACK: any call. A
+# signal's own stack has 8 KiB.
 PLAIN_STACK, ONE_PATH_STACK, ANY_STACK = 1280, 5888, 8960
 
 
@@ -205,7 +210,8 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
     assert {call: n for call, n in more.items() if looks.match(call) and n > ONE_PATH_STACK} == {}
 
 
-# From where a small program can just start to where all segments are mapped as well [KiB].
+# At the smallest size, a small program can just start; at the largest, all segments can be mapped
+# too [KiB].
 @pytest.mark.parametrize("size", [4550, 5500, 6500, 7500, 10000])
 def test_too_little_address_space_from_the_start(stage: Stage, size: int) -> None:
     if shutil.which("prlimit") is None:
@@ -271,13 +277,13 @@ def test_another_interposer_sees_the_calls_too(stage: Stage, first: bool, open_p
     paths = stage.plain_names(seen.stderr)
     if first:
         assert paths.splitlines() == calls
-    else:  # what we make of them
+    else:  # the other library sees the opens of the copies
         copies = stage.plain_names(str(tier_root(stage.session.tiers[0]) / "c"))
         assert re.fullmatch(rf"(open(64)? {re.escape(copies)}/[0-9a-f]{{13}}\n)+", paths)
         assert len(paths.splitlines()) == len(calls)
 
 
-# --- programs that have nothing to do with it ---
+# --- programs that are unrelated to the library ---
 
 COMMANDS = {
     "sh": 'sh -c "read -r line < f; echo $line; exit 3"',
@@ -315,5 +321,5 @@ def test_a_statically_linked_program(stage: Stage, open_place: Path) -> None:
 
 
 def test_nothing_is_left_mounted(stage: Stage) -> None:
-    """The cases' mounts were in name spaces of their own."""
+    """No case leaves a mount behind, because each mounts in a namespace of its own."""
     assert str(stage.top) not in Path("/proc/self/mountinfo").read_text()

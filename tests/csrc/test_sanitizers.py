@@ -1,4 +1,4 @@
-"""The library in programs that read, and the daemon's C parts, under AddressSanitizer,
+"""Runs programs that contain the library, and the C code of the daemon, under AddressSanitizer,
 UndefinedBehaviorSanitizer and ThreadSanitizer."""
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from support.session import MIB, Session, wait_until
 
 from monarch_py.native import JobStatus
 
-# Our stress programs, and the files of csrc that each needs.
+# The stress programs, and the files of csrc that each needs.
 PROGRAMS = {
     name: Program(HERE / f"stress_{name}.c", files, flags)
     for name, files, flags in (
         ("planted", SETUP["SHARED"], ()),
         ("reader", PRELOAD, ()),
-        # It includes wait.c, with another bound on what a mapping waits for.
+        # The program includes wait.c itself, with another limit on the wait of a mapping.
         ("mappings", [file for file in PRELOAD if file != "preload/fill/wait.c"], ["-DINSIDE"]),
         ("engine", NATIVE, ()),
         ("wakes", NATIVE, ()),
-        # It includes segments.c, to reach the functions that judge a segment.
+        # The program includes segments.c itself, to reach the functions that judge a segment.
         (
             "segments",
             sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
@@ -44,7 +44,7 @@ PROGRAMS = {
         ),
     )
 }
-# Programs that one sanitizer has nothing to see in.
+# Programs in which only one of the sanitizers can see anything.
 ONLY = {"segments": "address", "wakes": "thread"}
 SEED = 20220822
 
@@ -87,15 +87,18 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 # --- the library in a program that reads -----------------------------------------------------
 
 FILES, NEW_FILES = draws.sized((400, 80), (1500, 150))
-# After each file; without --long, the readers leave some of the processors to the daemon.
+# The readers' pause after each file. Without --long, it leaves some of the processors to the
+# daemon.
 PAUSE_US = draws.sized(1000, 0)
-FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))  # times
+# how often copies are dropped, and the daemon is killed
+FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))
 SOME = draws.sized(100, 200)  # files that are read before the test goes on
 MAPPING_S = draws.sized(1.0, 3.0)
 
 
 class Reader:
-    """`stress_reader loop` on a session; leaving the context ends it whatever happens."""
+    """Runs `stress_reader loop` on a session. When the context is left, the program is killed if it
+    has not ended."""
 
     def __init__(self, built: Built, session: Session, directory: Path) -> None:
         self._program = built.program("reader")
@@ -114,7 +117,7 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Its children end with it.
+        # The program's children are killed with it (PR_SET_PDEATHSIG).
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -136,7 +139,7 @@ class Reader:
         wait_until(met, timeout=RUN_LIMIT_S, what=what, every=0.05)
 
     def wait_files(self, count: int = SOME) -> None:
-        """Until it has read so many more files."""
+        """Waits until the program has read `count` more files."""
         target = self.files_read() + count
         self.wait(lambda: self.files_read() >= target, f"{count} more files")
 
@@ -157,7 +160,7 @@ def test_readers_while_everything_comes_and_goes(
     source, switch = tmp_path / "source", tmp_path / "off"
     source.mkdir()
     built.check("reader", "make", source, 0, FILES)
-    # Slow enough that the first files are read before the scan has met them.
+    # The scan is so slow that the first files are read before it has found them.
     session = session_factory(source, scan_rate=FILES * 2 // 5, switch_file=str(switch)).start()
     with Reader(built, session, tmp_path) as reader:
         reader.wait_hits(session, 10)
@@ -227,7 +230,8 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, g
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
-        # The files take 5 MB. A quarter of them is withdrawn; the others do not fit either.
+        # The files take 5 MB. The fills of a quarter of them are withdrawn, and the other files do
+        # not fit into the tier either.
         tier = mounts.tmpfs("tier", 3 * MIB)
         counts = [int(word) for word in built.check("engine", source, tier, rounds, grants).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
@@ -235,7 +239,7 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, g
     assert present > 100, "the lookers found hardly any copy"
 
 
-WAKES = draws.sized((50, 1000), (400, 8000))  # rounds of work, and orders one after the other
+WAKES = draws.sized((50, 1000), (400, 8000))  # ROUNDS and PINGS of stress_wakes.c
 
 
 @pytest.mark.parametrize("built", ["thread"], indirect=True)
@@ -253,7 +257,7 @@ def test_no_work_waits_for_a_thread_that_sleeps(built: Built, tmp_path: Path) ->
 # --- paths and damaged segments --------------------------------------------------------------
 
 
-# One thread each: there is nothing for the other sanitizer to see.
+# These programs have one thread, so ThreadSanitizer has nothing to see.
 @pytest.mark.parametrize("built", ["address"], indirect=True)
 @pytest.mark.parametrize("what", ["paths", "hashes", "headers", "lookups"])
 def test_random_input(built: Built, what: str, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Reads by any call, on descriptors that are duplicated, inherited, moved and closed, say the same
-with the library as without it, while the files' copies are missing, queued, filled or complete.
+"""Reads by any call, on descriptors that are duplicated, inherited, repositioned and closed, return
+the same with the library as without it, whether the files' copies are missing, queued, incomplete
+or complete.
 
-MONARCH_STRESS_EXAMPLES: how many random programs are run; by default 40, with --long 200.
+MONARCH_STRESS_EXAMPLES: the number of random programs; by default 40, with --long 200.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ EXAMPLES = int(os.environ.get("MONARCH_STRESS_EXAMPLES", draws.examples(40)))
 UNIT = 256 << 10
 PAGE = 4096
 SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT, 5 * UNIT - 7)
-# Keeps the one copying thread busy: whatever else is wanted has to queue.
+# The number of a large file. Its fill keeps the only copying thread busy, so that fills of other
+# files are queued.
 BALLAST = len(SIZES)
 BALLAST_SLOT = 7
-# So slow that a program finds its files in every state, so fast that many programs can be run.
+# The rate of the source [bytes/s]. It is so low that a program finds its files in every state, and
+# so high that many programs can be run.
 RATE = 40e6
 
 Op = tuple[object, ...]
@@ -39,7 +42,8 @@ Program = list[Op]
 
 
 def numbered(size: int) -> bytes:
-    """Every eight bytes are their own number, so that a wrong place shows."""
+    """Returns `size` bytes in which every eight bytes are their own number, so that data from a
+    wrong offset are noticed."""
     return np.arange((size + 7) // 8, dtype="<u8").tobytes()[:size]
 
 
@@ -93,7 +97,7 @@ class Interpreter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Its child ends with its standard input.
+        # The interpreter ends when its standard input is closed.
         self.process.communicate()
 
     def run(self, program: Program, settle: Callable[[], object]) -> list[str]:
@@ -119,7 +123,8 @@ class Interpreter:
 def pair(
     offsets: Path, source: SlowSource, session: Session
 ) -> Iterator[tuple[Interpreter, Interpreter]]:
-    """With the library at the slow source, and without it on the same files."""
+    """Returns two interpreters: one with the library on the slow source, the other without it on
+    the same files."""
     with (
         Interpreter(offsets, source.mountpoint, session.env()) as with_it,
         Interpreter(offsets, source.backing, session.env(preload=False)) as without,
@@ -156,7 +161,7 @@ reading = st.one_of(
     op("p", slots, lengths, places),
     st.tuples(slots, parts).map(lambda t: ("v", t[0], *t[1])),
     st.tuples(slots, places, parts).map(lambda t: ("w", t[0], t[1], *t[2])),
-    # 0x40000000 is no flag of preadv2 that there is.
+    # 0x40000000 is not a flag of preadv2.
     st.tuples(slots, places, st.sampled_from([0, 0, 0, 0x40000000]), parts).map(
         lambda t: ("x", t[0], t[1], t[2], *t[3])
     ),
@@ -176,7 +181,8 @@ programs = st.tuples(
 ).map(lambda t: [*([("o", BALLAST_SLOT, BALLAST, 0)] if t[0] else []), *t[1], *t[2]])
 
 
-# Whatever random programs may miss: every call on a file of several units, in every state.
+# Operations that random programs may miss: every call on a file of several units. The examples
+# below run them in every state of the file's copy.
 EVERYTHING: Program = [
     ("r", 0, UNIT + 1),
     ("v", 0, 100, 0, UNIT, 5),
@@ -226,7 +232,8 @@ def test_programs_get_what_they_would_get_without_the_library(
 def test_those_programs_met_copies_in_the_making(
     pair: tuple[Interpreter, Interpreter], session: Session
 ) -> None:
-    """Else the test before this one would have compared the source with itself."""
+    """Programs like those of the test before this one do read from incomplete copies, so that test
+    does not compare the source with itself."""
     before = session.totals()
 
     def under_way() -> bool:
@@ -234,9 +241,10 @@ def test_those_programs_met_copies_in_the_making(
         return bool(report["pending"] or report["sources"][0]["present"])
 
     def met() -> bool:
-        # Behind the ballast the file cannot be whole before the program comes to read it. Wanted in
-        # one turn of the daemon's it might be filled before. On a machine that stands still
-        # meanwhile all is filled, whatever the order: it is tried again then.
+        # The ballast's fill begins before the program opens the file, so that the file's fill is
+        # queued behind it, and the file cannot be complete when the program reads it. If the daemon
+        # learned of both at once, it might fill the file first. If the machine stalls meanwhile,
+        # everything may be filled before the read; then the next attempt counts.
         session.forget()
         settled: list[object] = []
 
@@ -255,7 +263,7 @@ def test_those_programs_met_copies_in_the_making(
     wait_until(met, what="a read from a copy in the making")
 
 
-# More than any read may ask for; the kernel says EFAULT, before it looks at the file.
+# No read may ask for so many bytes: the kernel returns EFAULT before it looks at the file.
 @pytest.mark.parametrize("n", [1 << 47, (1 << 63) - 1, -1])
 @pytest.mark.parametrize("what", ["r", "p"])
 def test_a_read_of_more_than_there_are_addresses(
@@ -272,14 +280,15 @@ def test_a_read_of_more_than_there_are_addresses(
 
 @contextmanager
 def queued(offsets: Path, source: SlowSource, session: Session) -> Iterator[None]:
-    """A file that nobody waits for is being filled, and readers' files queue behind it."""
+    """While the context lasts, a large file that no reader waits for is being filled, and the fills
+    of other files are queued behind it."""
     with Interpreter(offsets, source.mountpoint, session.env()) as other:
         other.run([("o", 0, BALLAST, 0)], lambda: None)
         wait_until(lambda: session.status()["pending"], what="a fill")
         yield
 
 
-# State of the copy, processes, threads of each, the call.
+# Each case has: state of the copy, number of processes, threads per process, call.
 READERS = [
     f"{state} {shape} {way}"
     for state in ("cold", "queued")
@@ -297,7 +306,8 @@ def test_every_record_is_delivered_once(
     session: Session,
     readers: str,
 ) -> None:
-    """A record of 1000 bytes lies across the border of two units now and then."""
+    """Each record of 1000 bytes is returned to exactly one reader, also if it crosses the border of
+    two units."""
     state, processes, threads, way = readers.split()
     session.forget()
     words = [offsets, "records", source.mountpoint / "records", 1000, processes, threads, way]

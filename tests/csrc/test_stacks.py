@@ -1,5 +1,5 @@
-"""How much of a stack the library takes: it runs in signal handlers and on the stacks of
-coroutines, which have 16 KiB and less."""
+"""Tests how much stack the library uses, because it runs in signal handlers and on the stacks of
+coroutines, which have 16 KiB or less."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import subprocess
 import pytest
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 
-# A path, and with what belongs to it [bytes].
+# The size of a path, and the limit of one function's frame: a path and some other variables
+# [bytes].
 PATH, FRAME = 4096, 4700
-# Of these calls and all that they call, as long as nothing is said or logged: SIGSTKSZ, which
-# two paths alone would fill [bytes].
+# The limit of each of these calls with everything that it calls, except the functions in SAYS,
+# which print or log [bytes]. It is SIGSTKSZ, which two paths alone would fill.
 CHAIN = 8192
 CALLS = (
     *("linkat", "name_to_handle_at", "posix_spawn", "statx"),
@@ -23,7 +24,8 @@ SAYS = {"monarch_warn", "monarch_log_slow"}
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[str, set[str]]]:
-    """Frames of all functions [bytes], and whom each calls, or hands on."""
+    """Returns the frame sizes of all functions [bytes], and the functions that each function calls
+    or passes on."""
     place = tmp_path_factory.mktemp("stacks")
     objects = compile_all(place, [CSRC / name for name in PRELOAD], PRELOAD_COMPILED)
     frames: dict[str, int] = {}
@@ -35,7 +37,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dic
         shared = set(re.findall(r" GLOBAL +\w+ +\S+ (\S+)$", listed, re.M))
 
         def name_of(function: str, known: set[str] = shared, file: str = compiled.stem) -> str:
-            """Files have functions of one name, of which each means its own."""
+            """Returns a name that is unique, because files may have static functions of the same
+            name."""
             return function if function in known else f"{file}:{function}"
 
         caller = ""
@@ -54,7 +57,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dic
 
 
 def function_of(section: str) -> str:
-    """Each function has a section of its own, and another one for what hardly ever runs."""
+    """Returns the function whose code the section has. Each function has a section of its own, and
+    maybe another one for code that hardly ever runs."""
     found = re.match(r"\.text\.(?:unlikely\.|startup\.)?(.+)", section)
     return re.sub(r"(\.cold|\.\d+)+$", "", found[1]) if found else ""
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from monarch_py.native import ffi, lib, path_hash
 
-# Where the algorithm changes its ways: 3, 8, 16, 128, 240, stripes of 64 and blocks of 1024 bytes.
+# Lengths around which the algorithm changes: after 3, 8, 16, 128 and 240 bytes, at stripes of 64
+# bytes and at blocks of 1024 bytes.
 EDGES = (0, 1, 3, 4, 8, 9, 16, 17, 32, 64, 96, 128, 129, 240, 241, 1024, 2048, 3072, 65536)
 DATA = random.Random(1).randbytes(1 << 20)
 
