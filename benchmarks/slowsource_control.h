@@ -1,9 +1,9 @@
 /* slowsource: the control file, and the effect of its settings on operations. Included by
  * slowsource.c, which includes the headers that this one needs. */
 
-/* The kinds of operations. getattr includes lookups. release is of files and directories. other is
- * everything else: changes of names and attributes, links, extended attributes, statfs, opendir,
- * lseek for holes, fallocate. */
+/* The kinds of operations. `getattr` includes lookups. `release` stands for the release of files
+ * and of directories. `other` stands for everything else: changes of names and attributes, links,
+ * extended attributes, statfs, opendir, lseek for holes, fallocate. */
 #define KINDS(X) \
     X(getattr) X(open) X(create) X(read) X(write) X(readdir) X(release) X(fsync) X(other)
 #define X(name) k_##name,

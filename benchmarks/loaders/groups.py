@@ -96,7 +96,7 @@ def requests(groups: Groups) -> list[Result]:
         Result("requests", "requests / (bytes / 128 KiB)", "ratio", counts["read"] / least, 1.1)
     ]
     for ranks in (1, 2, 3, 8):
-        what = f"ranges a group, {ranks} ranks, the worst of them"
+        what = f"ranges per group, on the worst rank of {ranks}"
         results.append(Result(f"ranges_{ranks}", what, "ranges", ranges_of_groups(ranks), 2))
     return results
 

@@ -76,7 +76,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
         results.append(
             paired(
                 f"wall_{way}",
-                f"time of a large file into {where} / plain sendfile",
+                f"time to send a large file into {where} / time of a plain sendfile",
                 [(ours[0], plain[0]) for ours, plain in pairs],
                 limit=1 / 0.97 if has_limits else None,
                 operations=1,

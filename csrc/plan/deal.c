@@ -1,6 +1,6 @@
 /* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. As many samples as possible go to one of their holders: augmenting paths find a
- * maximum matching of samples with the nodes' places. */
+ * these nodes. As many samples as possible go to a node that holds them: augmenting paths find
+ * a maximum matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>

@@ -42,7 +42,7 @@ TIER = """\
 {quota:33} # {room}
 """
 SITE = """\
-# Copies go where the site says: {site}
+# The tiers for copies are those of the site's configuration: {site}
 """
 
 

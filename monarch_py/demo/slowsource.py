@@ -157,7 +157,9 @@ class SlowSource:
 
     def _mapped(self) -> "_Control":
         if self._control is None:
-            raise SlowSourceError(f"{self.mountpoint} is not mounted; use it inside its context")
+            raise SlowSourceError(
+                f"{self.mountpoint} is not mounted; use SlowSource in a `with` statement"
+            )
         return self._control
 
     def __enter__(self) -> "SlowSource":

@@ -37,7 +37,10 @@ def test_a_first_configuration_leaves_the_tiers_to_the_site(site: SiteSession) -
     done = site.command_line("init", str(named), "-o", str(file))
     assert (done.returncode, done.stderr) == (0, "")
     assert yaml.safe_load(file.read_text()) == {"sources": [str(site.datasets[0])]}
-    assert f"# Copies go where the site says: {site.config}\n" in file.read_text()
+    assert (
+        f"# The tiers for copies are those of the site's configuration: {site.config}\n"
+        in file.read_text()
+    )
     assert site.command_line("config", "check", "-c", str(file)).returncode == 0
 
 

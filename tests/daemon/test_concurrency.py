@@ -214,8 +214,9 @@ def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: in
 
 
 def test_what_programs_make_each_other_wait_is_their_least() -> None:
-    """Programs come to a source that serves one request at a time, and make each other wait. The
-    fills go down to the fewest once, which changes nothing, and then go on as before."""
+    """Programs read from a source that serves one request at a time, so they make each other wait.
+    The number of fills in flight is lowered to its minimum once. Programs wait no less then, so the
+    number rises again."""
     clock = Clock(ReadsInFlight(4, 16))
     clock.run(Source(0.001, size=4096, slots=1, readers=1), 2 * HOLD)
     crowd = Source(0.001, size=4096, slots=1, readers=40)

@@ -370,7 +370,7 @@ def test_what_no_tier_has_room_for_is_not_filled_ahead_and_read_once(
     session.wait_idle()
     totals = session.totals()
     assert totals["fills"] == full
-    # Readers may have handed over the first files, which fills then do not read from the source.
+    # Readers may have handed over the first files. Then no fill reads them from the source.
     assert (full - NAMES) * SIZE <= totals["source_bytes_read_by_fills"] <= full * SIZE
     assert_quiet(session)
 

@@ -377,8 +377,8 @@ def test_little_is_read_in_vain_for_a_few_files(
 def test_no_window_is_read_twice_when_there_are_too_many(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """No part of the pack is read twice although opens in random order begin more windows than are
-    kept."""
+    """No part of the pack is read twice, even if files are opened in random order, so that the
+    daemon begins more windows than it keeps."""
     slow, size = slow_factory(), 64 << 10
     site = Site(slow.backing)
     site.files.add_many(sized(700, 1000), size)

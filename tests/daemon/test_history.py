@@ -15,7 +15,8 @@ def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: i
 
 
 def told(history: History) -> dict[str, Any]:
-    """The history's points, without the one that the question itself adds."""
+    """Returns the points of the history, without the last one, which `History.told` adds for the
+    moment that it is given."""
     found = history.told(moment(1e9, [0]))
     return {name: column[:-1] for name, column in found.items()}
 

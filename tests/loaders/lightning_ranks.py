@@ -98,8 +98,8 @@ def main() -> None:
     # The garbage collector of a forked rank then skips the objects that exist now.
     gc.collect()
     gc.freeze()
-    # The case with one rank computes gradients in this process, which may fork no ranks afterwards.
-    # So it is the last one.
+    # train("alone") has one rank, so it computes gradients in this process, which must not fork
+    # afterwards. So this case comes last.
     train("local", directory, RANKS, use_distributed_sampler=False)
     train("solar", directory, RANKS, use_distributed_sampler=False)
     # Lightning replaces samplers only in a DataLoader. So a StagedLoader does not need the setting

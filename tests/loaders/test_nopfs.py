@@ -1,4 +1,4 @@
-"""The interface of NoPFS gives each rank its samples, in place and in torch's order."""
+"""Through the interface of NoPFS, each rank gets views of its samples, in torch's order."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
 def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys as a configuration has them, with those for experts below `tuning`."""
+    """Returns the keys as a configuration has them: keys for experts are nested below `tuning`."""
     tuning = {name: value for name, value in settings.items() if name in declared(Tuning)}
     others = {name: value for name, value in settings.items() if name not in tuning}
     return {**others, "tuning": tuning} if tuning else others

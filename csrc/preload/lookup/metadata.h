@@ -32,8 +32,8 @@ int monarch_can_tell(const struct monarch_known *k);
  * attributes meanwhile. Some of the attributes read may then be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the last comparison of the directories with the source is less than `revalidate_ns`
- * (struct monarch_control) ago. If it is not, asks the daemon for another comparison. */
+/* Whether the directories were compared with the source within the last `revalidate_ns` (struct
+ * monarch_control). If it is not, asks the daemon for another comparison. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,

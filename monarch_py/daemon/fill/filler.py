@@ -189,7 +189,8 @@ class Filler:
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file is fetched from other nodes, as far as is known."""
+        """Returns for each file, (n,), whether it is fetched from another node. While the nodes are
+        not ready, all are False."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)

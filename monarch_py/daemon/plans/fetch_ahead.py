@@ -49,9 +49,10 @@ class FetchAhead:
         self.begin(NO_IDS)
 
     def begin(self, order: Ids) -> None:
-        """Starts with a new placement.
+        """Starts over for a new placement.
 
-        order : files that are kept here and have no copy yet, in the order of their first use
+        order : the files that this node is to keep and has no copies of yet, in the order of their
+            first use
         """
         self._policy.foresee(NO_IDS)
         self._kept_order = order  # kept files whose fetch is still to be ordered
