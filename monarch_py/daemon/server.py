@@ -67,9 +67,9 @@ FIRST_OPEN_MS = 5
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum in three cases [s]: work is left, fills ahead wait for names from the
 #     scan, or programs follow a plan.
-# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while programs hardly wait for the
-#     sources (`_leaves_to_programs`). An iteration would then cost these programs more time than it
-#     saves.
+# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
+#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources and none
+#     of the three cases applies. An iteration would then cost programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -284,22 +284,15 @@ class Daemon:
         busy : whether the last iteration has left work undone
         """
         is_short = busy or self._awaits_names or self.plan_manager.is_awake
-        if self._leaves_to_programs(is_short=is_short):
+        opens, open_s = self.shared.source_opens()
+        hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
+        if (self.filler.engine.stands_back or hardly_wait) and not self._is_urgent:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
         else:
             rest_s = min(REST * took_s, SHORT_REST_S if is_short else MOST_REST_S)
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
-
-    def _leaves_to_programs(self, *, is_short: bool) -> bool:
-        """Whether programs need the processors more than the loop does: background fills stand back
-        (`Engine.stands_back`), or programs' opens so far show that they hardly wait for the sources
-        and nothing asks for a short rest."""
-        opens, open_s = self.shared.source_opens()
-        hardly_wait = opens > 0 and not _is_waiting(opens, open_s)
-        stands_back = self.filler.engine.stands_back or (hardly_wait and not is_short)
-        return stands_back and not self._is_urgent
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
