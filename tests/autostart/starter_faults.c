@@ -221,18 +221,29 @@ static void send_to(int to, int fd) {
         die("sendmsg");
 }
 
-/* Installs the filter, which asks the supervisor before each call that a fault names. Returns the
- * descriptor at which the supervisor receives the questions. */
+/* Adds an instruction pair to the filter: the supervisor is asked before each call of this number.
+ * Returns the new number of instructions. */
+static unsigned short ask_before(int number, struct sock_filter *code, unsigned short n) {
+    code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1);
+    code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
+    return n;
+}
+
+/* Installs the filter, which asks the supervisor before each call that a fault names. If a fault is
+ * made in the program, the supervisor is also asked before each openat, because the program's own
+ * opens reset the count. Returns the descriptor at which the supervisor receives the questions. */
 static int install(void) {
     struct sock_filter code[2 * MOST_FAULTS + 8];
     unsigned short n = 0;
     code[n++] =
         (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    int is_in_program = 0;
     for (int i = 0; i < fault_count; i++) {
-        code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K,
-                                                 (unsigned)faults[i].number, 0, 1);
-        code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
+        n = ask_before(faults[i].number, code, n);
+        is_in_program |= strcmp(faults[i].who, "program") == 0;
     }
+    if (is_in_program)
+        n = ask_before(SYS_openat, code, n);
     code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog filter = {n, code};
     if (geteuid() != 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)

@@ -156,19 +156,27 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
         wait_until(lambda: "it is broken" in alices.said(), what="the start")
 
 
-@pytest.mark.parametrize("how", ["linked", "loads"])
-@pytest.mark.parametrize("uid", [0, ALICE])
-def test_a_program_that_takes_another_user_starts_nothing(
-    alices: Started, open_place: Path, how: str, uid: int
-) -> None:
-    """A program that has made Alice its effective user starts nothing. With user 0 nothing changes,
-    so it starts a daemon. A program that loads the library changes the user before that."""
-    program, library = built(alices, open_place, how)
-    env = alices.session.env(False, MONARCH_CONFIG=str(alices.session.config))
-    words = [str(program), str(open_place / "source/f00001"), str(library), str(uid)]
+def run_as(site: Started, place: Path, how: str, uid: int) -> None:
+    """Runs a program as root that makes `uid` its effective user, and then reads a file under the
+    library. A program that loads the library changes the user before that."""
+    program, library = built(site, place, how)
+    env = site.session.env(False, MONARCH_CONFIG=str(site.session.config))
+    words = [str(program), str(place / "source/f00001"), str(library), str(uid)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 1 3000\n"
-    if uid == ALICE:
-        assert sessions(alices) == []
-    else:
-        wait_until(lambda: sessions(alices), what="the start")
+
+
+@pytest.mark.parametrize("how", ["linked", "loads"])
+def test_a_program_that_takes_another_user_starts_nothing(
+    alices: Started, open_place: Path, how: str
+) -> None:
+    run_as(alices, open_place, how, ALICE)
+    assert sessions(alices) == []
+
+
+@pytest.mark.parametrize("how", ["linked", "loads"])
+def test_a_program_that_takes_its_own_user_starts_a_daemon(
+    alices: Started, open_place: Path, how: str
+) -> None:
+    run_as(alices, open_place, how, os.geteuid())
+    wait_until(lambda: sessions(alices), what="the start")

@@ -60,7 +60,15 @@ static int spoilt(int flags) {
     return flags;
 }
 
+/* Returns the descriptor, or one of /dev/null if the fault is active and the file is missing. */
+static int found(int fd) {
+    if (fd < 0 && errno == ENOENT && is("open finds a missing file"))
+        return NEXT(open)("/dev/null", O_RDWR | O_CLOEXEC);
+    return fd;
+}
+
 static int opened(int fd) {
+    fd = found(fd);
     if (fd < 0 && errno == ENOENT && is("errno is another"))
         errno = EIO;
     return fd;
@@ -163,7 +171,7 @@ PUBLIC int fstat(int fd, struct stat *st) {
 TWIN(fstat64, fstat)
 
 static int missing(int r, const char *path, struct stat *st) {
-    if (r == 0 || errno != ENOENT || !is("a missing file is found") || !ours(path))
+    if (r == 0 || errno != ENOENT || !is("stat finds a missing file") || !ours(path))
         return r;
     memset(st, 0, sizeof *st);
     st->st_mode = S_IFREG | 0644;
@@ -179,6 +187,16 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
     return missing(NEXT(fstatat)(dir, path, st, flags), path, st);
 }
 TWIN(fstatat64, fstatat)
+
+static int accessible(int r, const char *path) {
+    return r != 0 && errno == ENOENT && is("access finds a missing file") && ours(path) ? 0 : r;
+}
+
+PUBLIC int access(const char *path, int mode) { return accessible(NEXT(access)(path, mode), path); }
+
+PUBLIC int faccessat(int dir, const char *path, int mode, int flags) {
+    return accessible(NEXT(faccessat)(dir, path, mode, flags), path);
+}
 
 PUBLIC struct dirent *readdir(DIR *listed) {
     struct dirent *entry = NEXT(readdir)(listed);

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 # The timestamp that `plant` gives all files [s since 1970]. A much later one is from the run.
 OLD = 1_400_000_000
 SIZES = (0, 1, 777, 4095, 4096, 65_536, 70_001, 300_000, 1_500_000, 1 << 20)
+# The files that end with a hole, by their index in SIZES.
+SPARSE = (7, 8)
 FOLDERS = ("d0", "d1", "d0/deep")
 SLOTS = 8
 
@@ -23,8 +25,8 @@ Way = dict[str, Any]
 
 
 def plant(root: Path) -> None:
-    """Makes files of several sizes in nested directories, a hard link, symbolic links and extended
-    attributes."""
+    """Makes files of several sizes in nested directories, some with holes, a hard link, symbolic
+    links and extended attributes."""
     noise, work = random.Random(1), root / "work"
     for folder in FOLDERS:
         (work / folder).mkdir(parents=True)
@@ -32,6 +34,9 @@ def plant(root: Path) -> None:
         for folder in ("", *FOLDERS) if number % 3 == 0 else ("", "d0"):
             path = work / folder / f"f{number}"
             path.write_bytes(noise.randbytes(size))
+            if number in SPARSE:
+                os.truncate(path, size // 2)
+                os.truncate(path, size)
             path.chmod((0o644, 0o600, 0o755)[number % 3])
     os.link(work / "f6", work / "d1/twin")
     for name, target in (("to_f5", "f5"), ("to_d0", "d0"), ("to_nothing", "nothing")):
@@ -81,7 +86,8 @@ class Tree:
         # Files that were changed, and are therefore certainly read from the source until the next
         # daemon starts. A file whose change has failed is not among them: it may still have a copy.
         self.changed: set[Identity] = set()
-        self.has_holes = False
+        # Files with blocks that may have been allocated and never written.
+        self.unwritten: set[Identity] = set()
 
     # --- choices --------------------------------------------------------------------------------
 
@@ -178,12 +184,13 @@ class Tree:
                 del self.maps[number]
 
     def settle(self) -> None:
-        """Removes files that no longer exist from `changed`. Otherwise a new file that gets the
-        inode number of a removed one would count as changed, possibly in only one of the two
-        runs."""
+        """Removes files that no longer exist from `changed` and `unwritten`. Otherwise a new file
+        that gets the inode number of a removed one would count as changed, possibly in only one of
+        the two runs."""
         there = {identity(os.fstat(slot.fd)) for slot in self.slots.values()}
         there.update(identity(os.lstat(self.work / name)) for name in self.names_of(None))
         self.changed &= there
+        self.unwritten &= there
 
     def forget(self) -> None:
         """Called before a pause, in which a new daemon makes copies of all files. Clears `changed`.
@@ -197,7 +204,6 @@ class Tree:
             mapped.close()
         self.maps.clear()
         self.changed.clear()
-        self.has_holes = True
 
     # --- how answers are written ----------------------------------------------------------------
 

@@ -8,9 +8,6 @@
  * what each call returned. The output must be the same with and without the library. */
 #include "change.h"
 
-#include <stdarg.h>
-#include <sys/xattr.h>
-
 const char *here, *outside;
 
 static const char *joined(const char *directory, const char *name) {

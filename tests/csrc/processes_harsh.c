@@ -232,8 +232,7 @@ static void op_locked_without_room(void) {
 static void op_no_file_size(void) {
     signal(SIGXFSZ, SIG_DFL);
     limit(RLIMIT_FSIZE, 0);
-    limit(RLIMIT_NPROC, 1);
-    use_it_all("without files and processes");
+    use_it_all("without files");
 }
 
 const struct process_case of_harsh[] = {

@@ -32,6 +32,7 @@
 #define PAGES ((FILE_BYTES + PAGE - 1) / PAGE)
 #define WORDS (PAGE / 8)
 #define THREADS 4
+#define MOST_MOVED 64UL
 #define NOTHING UINT32_MAX /* this thread has not mapped the page, and never accesses it */
 
 /* The expected content of a page: page `page` of file `of`, or, if `of` is FILES, known words in
@@ -50,7 +51,7 @@ struct region {
 
 static const char *directory;
 static uint64_t deadline_ns;
-static uint64_t words_read, mapped, cuts, forks, jumps;
+static uint64_t words_read, mapped, cuts, moves, forks, jumps;
 
 #define COUNT(what, n) __atomic_fetch_add(&(what), n, __ATOMIC_RELAXED)
 
@@ -148,6 +149,13 @@ static void forget(struct region *r, uint64_t first, uint64_t n) {
         r->pages[i].of = NOTHING;
 }
 
+static int is_mine(const struct region *r, uint64_t first, uint64_t n) {
+    for (uint64_t i = first; i < first + n; i++)
+        if (r->pages[i].of == NOTHING)
+            return 0;
+    return 1;
+}
+
 static int is_all_of_files(const struct region *r, uint64_t first, uint64_t n) {
     for (uint64_t i = first; i < first + n; i++)
         if (r->pages[i].of >= FILES || r->pages[i].written)
@@ -168,23 +176,40 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Calls mremap, which may move the pages. If it has, checks and unmaps them at their new place. */
-static void move_away(struct region *r, uint64_t first, uint64_t n) {
+/* Moves up to MOST_MOVED pages with mremap, either to reserved memory, where they are checked and
+ * unmapped, or over the region's own pages before them. Then puts known memory at their old place.
+ * The library does not see that last call, so only the mremap tells it that its mapping there has
+ * ended. The pages are moved one by one, because one mremap may not cover several mappings. */
+static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
-    if (!is_all_of_files(r, first, n))
+    struct region moved;
+    uint64_t n = 0;
+    while (n < MOST_MOVED && first + n < r->n && is_all_of_files(r, first + n, 1))
+        n++;
+    if (!n)
         return;
-    uint32_t of = r->pages[first].of, page = r->pages[first].page;
-    volatile uint64_t *to = mremap(at, n * PAGE, n * PAGE, MREMAP_MAYMOVE);
-    CHECK((void *)to != MAP_FAILED, at, n);
-    if ((char *)to == at) {
-        return;
+    int stays = first >= n && is_mine(r, first - n, n) && below(seed, 2);
+    moved.n = n;
+    moved.base =
+        stays ? at - n * PAGE : mmap(NULL, n * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(moved.base != MAP_FAILED, at, n);
+    for (uint64_t i = 0; i < n; i++) {
+        char *to = moved.base + i * PAGE;
+        CHECK(mremap(at + i * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, at, i);
+        moved.pages[i] = r->pages[first + i];
     }
-    for (uint64_t i = 0; i < n; i++)
-        if (page + i < PAGES - 1)
-            for (uint64_t w = 0; w < WORDS; w += 64)
-                CHECK(to[i * WORDS + w] == word_of(of, page + i, w), &to[i * WORDS], at);
-    CHECK(munmap((void *)to, n * PAGE) == 0, to, n);
-    forget(r, first, n);
+    /* Another thread may have mapped something there since. */
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    if (syscall(SYS_mmap, at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == (long)at)
+        fill_own(r, first, n);
+    else
+        forget(r, first, n);
+    COUNT(moves, 1);
+    check_region(&moved, seed, 1);
+    if (stays)
+        memcpy(&r->pages[first - n], moved.pages, n * sizeof *moved.pages);
+    else
+        CHECK(munmap(moved.base, n * PAGE) == 0, moved.base, n);
 }
 
 static void change(struct region *r, uint64_t *seed) {
@@ -212,7 +237,7 @@ static void change(struct region *r, uint64_t *seed) {
         write_private(r, first, n, seed);
         break;
     case 3:
-        move_away(r, first, n);
+        move_away(r, first, seed);
         break;
     case 4:
         madvise(at, n * PAGE, (int)below(seed, 3));
@@ -240,7 +265,7 @@ static void change(struct region *r, uint64_t *seed) {
 
 /* --- mapping ---------------------------------------------------------------------------------- */
 
-static int map_region(struct region *r, uint64_t *seed) {
+static void map_region(struct region *r, uint64_t *seed) {
     char path[PATH_MAX];
     unsigned k = (unsigned)below(seed, FILES);
     uint64_t from = below(seed, 3) ? 0 : below(seed, PAGES - 1);
@@ -257,7 +282,6 @@ static int map_region(struct region *r, uint64_t *seed) {
     for (uint64_t i = 0; i < r->n; i++)
         r->pages[i] = (struct page){k, (uint32_t)(from + i), 0};
     COUNT(mapped, 1);
-    return 1;
 }
 
 static void unmap_region(struct region *r) {
@@ -316,6 +340,8 @@ static void *work(void *data) {
             check_region(r, &seed, below(&seed, 8) == 0);
             if (below(&seed, 6) == 0)
                 change(r, &seed);
+            if (below(&seed, 3) == 0)
+                move_away(r, below(&seed, r->n), &seed);
             if (below(&seed, 60) == 0)
                 child_of(r, &seed);
             usleep((useconds_t)below(&seed, 10000));
@@ -363,8 +389,8 @@ static void stress(double seconds, uint64_t seed) {
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     pthread_join(jumper, NULL);
-    printf("words=%lu mapped=%lu changes=%lu forks=%lu jumps=%lu\n", words_read, mapped, cuts,
-           forks, jumps);
+    printf("words=%lu mapped=%lu changes=%lu moves=%lu forks=%lu jumps=%lu\n", words_read, mapped,
+           cuts, moves, forks, jumps);
 }
 
 int main(int argc, char **argv) {

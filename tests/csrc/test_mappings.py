@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -515,4 +516,5 @@ def test_threads_and_children_that_map_and_change(
     promotions = session.totals()["promotions"]
     print(said, "promotions:", promotions)
     assert (process.returncode, errors) == (0, ""), errors
+    assert re.search(r"moves=[1-9]", said)
     assert promotions > 5 * STRESS_S

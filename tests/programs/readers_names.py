@@ -186,7 +186,7 @@ def same_file(root: Path, out: Transcript) -> None:
 
 @reader
 def extended(root: Path, out: Transcript) -> None:
-    """Extended attributes and access rights, by name and by descriptor."""
+    """Extended attributes by name and by descriptor, and access rights by name."""
     for path in mixed_files(root):
         name = str(path.relative_to(root))
         with open(path, "rb") as file:

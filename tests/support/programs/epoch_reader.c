@@ -4,7 +4,7 @@
  *
  * WAYS are words joined by commas. One word selects how files are read: read, readv, pread or
  * preadv (from the beginning to the end), random (pread of chunks in a random order) or spread (the
- * threads share one file, chunk by chunk). These words may be added:
+ * threads share one file, chunk by chunk; no second FILE is allowed). These words may be added:
  *   alarm      a signal arrives every 2 ms, with SA_RESTART;   alarm0: without SA_RESTART
  *   full       no descriptor is free once the files are open
  *   late       each thread has opened its first file before any file is read
@@ -174,7 +174,8 @@ int main(int argc, char **argv) {
     file_count = argc - 4;
     job_count = file_count > threads ? file_count : threads;
     files = calloc((size_t)file_count, sizeof *files);
-    if (!files || !chunk || threads < 1 || threads > MOST_THREADS)
+    if (!files || !chunk || threads < 1 || threads > MOST_THREADS ||
+        (is_way("spread") && file_count > 1))
         return 2;
     for (int i = 0; i < file_count; i++) {
         char *end;
