@@ -53,9 +53,7 @@ def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None
     wait_until(lambda: not is_running(pid), what="the end by the last one who uses it")
 
 
-def test_a_job_that_has_ended_holds_no_daemon(
-    site: SiteSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     assert site.command_line("start", MONARCH_JOB="night-1", **site.of(0)).returncode == 0
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
@@ -81,9 +79,7 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
     wait_until(lambda: not is_running(pid), what="the end of the daemon")
 
 
-def test_a_daemon_that_is_left_to_a_program_ends_with_it(
-    site: SiteSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_is_left_to_a_program_ends_with_it(site: SiteSession) -> None:
     limits = {f"{orphan.__name__}.UNUSED_S": 1.0, f"{orphan.__name__}.LOOK_S": 0.2}
     subprocess.run(
         impatient(site, limits, "start"),

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
 
+import psutil
 import pytest
 from support.draws import cases, sized
 from support.epoch import content, make_files
@@ -630,8 +631,37 @@ for path in sys.argv[1:]:
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
+    """Programs read on while the daemon is stopped, also when its queues of descriptors are full.
+    They read on after the daemon was killed."""
+    seeds = range(2, MANY + 1)
+    daemon = session.daemon
+    assert daemon is not None
+    daemon.send_signal(signal.SIGSTOP)
+    try:
+        process = psutil.Process(daemon.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="the stop")
+        read(session, source, "read", *seeds[:6])
+        fill_queues(session)
+        # These files were not handed over before, so the library tries that now.
+        read(session, source, "read", *seeds[6:])
+        read(session, source, "read", *seeds)
+    finally:
+        daemon.send_signal(signal.SIGCONT)
     session.kill()
-    read(session, source, "read", *range(2, MANY + 1))
+    read(session, source, "read", *seeds)
+
+
+def fill_queues(session: Session) -> None:
+    """Sends messages to each socket for descriptors until the kernel takes no more."""
+    directory = os.open(session.paths.path, os.O_PATH)
+    for path in session.paths.handovers:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by:
+            by.connect(f"/proc/self/fd/{directory}/{path.name}")
+            by.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    by.send(b"x")
+    os.close(directory)
 
 
 def hand(session: Session, entry: int, fd: int) -> None:

@@ -259,20 +259,3 @@ def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
     wait_until(
         lambda: session.status()["sources"][0]["present"] == len(files), what="the end of all fills"
     )
-
-
-def test_as_many_reads_are_in_flight_as_min_reads_says(
-    session_factory: Factory, slow_factory: Callable[..., SlowSource]
-) -> None:
-    """At least `min_reads` fills read at the same time, even if no reader waits for them and the
-    source has given nothing yet."""
-    source = slow_factory()
-    make_files(source.backing, 8, 1000)
-    source.latency(read=3600)
-    try:
-        settings = {"min_reads": 5, "shared_tpool_size": 6, "prefetch": "eager"}
-        session = session_factory(source.mountpoint, **settings).start()
-        wait_until(lambda: source.counts()["read"] >= 5, what="five reads")
-        session.kill()
-    finally:
-        source.latency(read=0)

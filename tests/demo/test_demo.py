@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from support.command_line import run_monarch
 from support.command_tree import examples, leaves
 from support.session import wait_until
 
+from monarch_py.config.load import load_config
 from monarch_py.demo import dataset as dataset_module
 from monarch_py.demo import run as run_module
 from monarch_py.demo.dataset import IMAGE_BYTES, make_dataset
@@ -302,7 +302,6 @@ def test_a_checkout_in_the_working_directory_is_not_meant(tmp_path: Path) -> Non
 def test_the_configuration_for_monarch_is_a_valid_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = pytest.importorskip("monarch_py.config.load")
     odd = tmp_path / 'a: "b" #c'
     (odd / "source").mkdir(parents=True)
     shared = tmp_path / "shm"
@@ -310,7 +309,7 @@ def test_the_configuration_for_monarch_is_a_valid_one(
     monkeypatch.setattr(run_module, "SHARED_MEMORY", shared)
     with run_module._monarch(odd, odd / "source", 100 * MIB) as command:
         assert command[0] == sys.executable
-        loaded = config.load_config(Path(command[command.index("run") + 2]))
+        loaded = load_config(Path(command[command.index("run") + 2]))
         assert [source.path for source in loaded.sources] == [odd / "source"]
         assert [(tier.kind, tier.quota_bytes) for tier in loaded.tiers] == [
             ("ram", 32 * MIB),
@@ -323,8 +322,6 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
     """In the example of the command's help, the third epoch with Monarch reads less than a tenth of
     the bytes from the source that it reads without Monarch."""
-    if not hasattr(import_module("monarch_py.cli"), "main"):
-        pytest.skip("monarch_py.cli has no command line yet")
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.slowsource import MOUNT_AND_READ, REPOSITORY
 
 from monarch_py.demo import slowsource
 from monarch_py.demo.slowsource import (
@@ -28,7 +29,6 @@ from monarch_py.demo.slowsource import (
 )
 
 MIB = 1 << 20
-REPOSITORY = Path(slowsource.__file__).resolve().parents[2]
 
 
 def is_mounted(path: Path) -> bool:
@@ -238,18 +238,6 @@ def test_every_operation_answers_the_error_asked_for(source: SlowSource, number:
 
 
 # ---- the end ----
-
-MOUNT_AND_READ = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from monarch_py.demo.slowsource import SlowSource
-home = Path(sys.argv[2])
-with SlowSource(home / "b", home / "m", binary=home / "slowsource") as source:
-    print((source.mountpoint / "f").read_text(), source.counts()["open"], flush=True)
-    if len(sys.argv) > 3:
-        os.kill(os.getpid(), 9)
-"""
 
 
 def test_it_is_unmounted_and_its_process_gone_also_after_an_error(

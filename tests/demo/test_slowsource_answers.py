@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.slowsource import MOUNT_AND_READ, REPOSITORY
 
-from monarch_py.demo import slowsource
 from monarch_py.demo.slowsource import SlowSource
 
-REPOSITORY = Path(slowsource.__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
 
 
@@ -166,17 +165,6 @@ def test_what_another_user_makes_is_that_users(source: SlowSource) -> None:
         assert s.st_uid == nobody.pw_uid, name
         assert s.st_gid == (12345 if name == "group/f" else nobody.pw_gid), name
         assert stat.S_IMODE(s.st_mode) == mode, name
-
-
-MOUNT_AND_READ = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from monarch_py.demo.slowsource import SlowSource
-home = Path(sys.argv[2])
-with SlowSource(home / "b", home / "m", binary=home / "slowsource") as source:
-    print((source.mountpoint / "f").read_text(), source.counts()["open"], flush=True)
-"""
 
 
 def python_for(user: str) -> list[str]:

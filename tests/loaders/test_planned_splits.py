@@ -31,7 +31,6 @@ from monarch_py.policies.holding import with_holders
 from monarch_py.policies.placement import UNIT, TierRoom
 
 FILES, NODES, EPOCHS = 230, 2, 3
-QUOTA = 400 << 10  # less than half of the files fit, because each takes at least 4.5 KiB [bytes]
 PLAN = """
 epochs: {epochs}
 nodes: {nodes}

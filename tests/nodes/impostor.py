@@ -28,7 +28,6 @@ class Impostor:
     def __init__(self, listener: socket.socket, live: tuple[str, int], request: bytes) -> None:
         self._listener, self._live, self._request = listener, live, request
         self._heard: bytes | None = None  # the first whole answer of a client
-        self._count = 0
         self.seen = {"clients": 0, "proofs": 0, "trusted": 0, "stolen": 0, "replayed": 0}
 
     def run(self) -> None:

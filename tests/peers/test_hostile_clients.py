@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +40,17 @@ from support.session import wait_until
 from benchmarks.peers.fileserver import FileServer
 from benchmarks.peers.ranges import FileId
 from monarch_py.native import lib
-from monarch_py.peers.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES, introduce, new_secret
+from monarch_py.peers.handshake import (
+    ANSWER_BYTES,
+    GREETING,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REPLY_BYTES,
+    Purpose,
+    introduce,
+    new_secret,
+)
 from monarch_py.peers.server import MOST_STRANGERS, listen
 from monarch_py.peers.status import PeerStatus, Unreachable
 
@@ -121,13 +133,29 @@ def test_a_proof_is_worth_nothing_on_another_connection(
     assert server.counts()["accepted"] == 0
 
 
-def test_the_servers_own_proof_is_no_clients(serving: tuple[FileServer, Offer]) -> None:
-    """The server must disconnect a client that sends the server's own message back."""
+@pytest.mark.parametrize("meant", [0, 1])
+def test_the_servers_own_proof_is_no_clients(
+    serving: tuple[FileServer, Offer], monkeypatch: pytest.MonkeyPatch, meant: int
+) -> None:
+    """The server must reject its own proof from a client, although all else that is proved is the
+    same. `meant` is the rank that the client wants to reach: the server's, or another one."""
     server, _ = serving
-    with bare(server) as connection:
-        hello = connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
-        connection.sendall(hello + bytes(ANSWER_BYTES - HELLO_BYTES))
-        assert ends(connection)
+    # All random numbers are zeros, so that a proof is not rejected because of another number.
+    monkeypatch.setattr(secrets, "token_bytes", bytes)
+    me = party(server.address, 1)
+    about = bytes(NONCE_BYTES) + struct.pack("<cII", Purpose.FILES.value, me.rank, meant)
+    proof = me.prove(b"client", me.transcript(bytes(NONCE_BYTES), about, me.rank, meant))
+
+    def reply_to(proof: bytes) -> bytes:
+        with bare(server) as connection:
+            connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            connection.sendall(GREETING + about + proof)
+            return connection.recv(REPLY_BYTES, socket.MSG_WAITALL)
+
+    rank, reflected = (reply := reply_to(proof))[:-PROOF_BYTES], reply[-PROOF_BYTES:]
+    assert rank == struct.pack("<I", 0)
+    assert len(reflected) == PROOF_BYTES
+    assert reply_to(reflected) == b""
 
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer, Offer]) -> None:

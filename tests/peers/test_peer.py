@@ -259,7 +259,6 @@ def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
     assert ask(peer) == PeerStatus.OK
     assert failed == [PeerStatus.WRONG_BYTES]
     assert not peer.is_usable
-    script.answers = []
     # The link of the successful fetch still works and is idle, so the next fetch uses it.
     script.answers = [PeerStatus.TIMEOUT]
     assert ask(peer) == PeerStatus.TIMEOUT

@@ -49,17 +49,20 @@ def test_only_files_of_the_node_that_goes_change_hands() -> None:
 
 
 def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
-    """Node 0 keeps the 100 of its files with the smallest keys, for which it has room.
+    """Node 0 has room for 100 of its files, and keeps those with the smallest keys.
 
     Each of its other files goes to node 1 or 2, whichever comes first in the file's list."""
-    keys, sizes = file_keys(3000), np.ones(3000, np.int64)
-    table = scores(keys, np.array([100.0, 5000, 5000]))
-    owner = owners(keys, sizes, np.array([100, 5000, 5000]))
+    keys, quotas = file_keys(3000), np.array([1000, 5000, 5000])
+    table = scores(keys, quotas.astype(float))
     wanted = table.argmin(axis=1)
-    kept = owner == 0
-    if np.count_nonzero(wanted == 0) > 100:
-        assert keys[kept].max() < keys[(wanted == 0) & ~kept].min()
-    passed = (wanted == 0) & ~kept
+    # The files of node 0 are larger than the others, so that it has too little room for them.
+    sizes = np.where(wanted == 0, 10, 1)
+    owner = owners(keys, sizes, quotas)
+    mine = np.flatnonzero(wanted == 0)
+    mine = mine[np.argsort(keys[mine])]
+    assert len(mine) > 200
+    assert sorted(np.flatnonzero(owner == 0)) == sorted(mine[:100])
+    passed = mine[100:]
     assert (owner[passed] == 1 + table[passed][:, 1:].argmin(axis=1)).all()
     assert (owner[wanted != 0] == wanted[wanted != 0]).all()
 

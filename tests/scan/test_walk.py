@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from monarch_py.scan.walk import Walk
 
 LATENCY_S = 0.01
 FILES = 400
+SCAN_H = Path(__file__).resolve().parents[2] / "csrc" / "scan" / "scan.h"
+# The number of names that a thread takes at a time.
+(PORTION,) = map(int, re.findall(r"^#define PORTION (\d+)$", SCAN_H.read_text(), re.M))
 
 
 def scan(
@@ -70,9 +74,9 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of many sizes, which no test changes."""
     rng = np.random.default_rng(1)
     root = tmp_path_factory.mktemp("shapes")
-    # Around several portions (PORTION in csrc/scan/scan.h), and far more names than may be queued
-    # for the threads.
-    for number, files in enumerate([0, 1, 63, 64, 65, 128, 5000]):
+    # Around one and several portions, and far more names than may be queued for the threads.
+    around = [times * PORTION + more for times in (1, 2, 16) for more in (-1, 0, 1)]
+    for number, files in enumerate([0, 1, *around, 5000]):
         directory = root / f"d{number}" / ("deep" if number % 2 else "")
         directory.mkdir(parents=True)
         for i in range(files):
@@ -96,7 +100,12 @@ def test_every_name_is_reported_once_whatever_the_shape(shapes: Path, threads: i
 
 
 MANY = 50
-NAMES = [f"d{number:02d}/{i}" for number in range(40) for i in range(MANY)]
+NAMES = [
+    f"d{number:02d}/{below}{i}"
+    for number in range(40)
+    for below in ("", "deep/")
+    for i in range(MANY // 2)
+]
 NAMES += [f"e/f/{above}/{i}" for above in "gh" for i in range(MANY)]
 
 
@@ -111,15 +120,20 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("directory", "is_deep"), [("d30", False), ("e/f/g", False), ("e", True)])
+@pytest.mark.parametrize(("directory", "is_deep"), [("d", False), ("e/f/g", False), ("d", True)])
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
+    """`d` stands for the directory that a walk without wants lists last: the first one in the
+    listing of the root."""
     root, names, many = named, NAMES, MANY
+    last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
+    directory = last if directory == "d" else directory
     fd = os.open(root, os.O_RDONLY)
     walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
-    walk.want("d05", is_deep=False)  # only the latest wanted directories are remembered
+    walk.want(forgotten, is_deep=False)  # only the latest wanted directories are remembered
     for i in range(20):
         walk.want(f"gone{i}", is_deep=False)
     walk.want(directory, is_deep=is_deep)
+    walk.want(other, is_deep=False)
     walk.want("", is_deep=True)
     order = []
     try:
@@ -133,11 +147,20 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         walk.close()
         os.close(fd)
     assert sorted(set(order)) == sorted({"", *map(str, parents(names)), *names})
-    wanted = [name for name in names if name.startswith(directory + "/")]
+    wanted = [
+        name
+        for name in names
+        if name.startswith(directory + "/")
+        and (is_deep or name.count("/") == directory.count("/") + 1)
+    ]
     # Before the last wanted name, there are only the names of the root and of the directories on
     # the path, the other wanted names, and the names that were being examined.
-    most = 42 + len(wanted) + 2 * many
+    most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
+    assert order.index(f"{forgotten}/0") > len(order) / 2
+    # If only `last` itself were wanted, the walk would list what is in it after what is in `other`.
+    if is_deep:
+        assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 
 
 def parents(names: list[str]) -> set[Path]:

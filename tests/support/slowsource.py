@@ -1,4 +1,5 @@
-"""Compiles the slow source of this checkout, since the package's own one may be older."""
+"""Compiles the slow source of this checkout, since the package's own one may be older. Also has a
+program that mounts it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,26 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from monarch_py.demo import slowsource
+
 SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "slowsource.c"
+# The directory from which a process imports monarch_py.
+REPOSITORY = Path(slowsource.__file__).resolve().parents[2]
+# Mounts HOME/b on HOME/m with HOME/slowsource, and prints the content of the file `f` and the
+# number of opens. With a third argument, the program kills itself before it unmounts.
+#
+# python -c MOUNT_AND_READ REPOSITORY HOME [die]
+MOUNT_AND_READ = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from monarch_py.demo.slowsource import SlowSource
+home = Path(sys.argv[2])
+with SlowSource(home / "b", home / "m", binary=home / "slowsource") as source:
+    print((source.mountpoint / "f").read_text(), source.counts()["open"], flush=True)
+    if len(sys.argv) > 3:
+        os.kill(os.getpid(), 9)
+"""
 
 
 def build_slowsource(directory: Path) -> Path:

@@ -16,9 +16,21 @@ import subprocess
 import sys
 from typing import Any
 
+
+class NoSuchSlot(Exception):
+    pass
+
+
+class Slots(dict[int, int]):
+    """The descriptor in each slot."""
+
+    def __missing__(self, slot: int) -> int:
+        raise NoSuchSlot
+
+
 PATH, FLAGS = sys.argv[1], int(sys.argv[2])
 libc = ctypes.CDLL(None, use_errno=True)
-slots: dict[int, int] = {}
+slots = Slots()
 FLOCK = "hhqqi4x"  # struct flock
 
 
@@ -118,7 +130,7 @@ for line in sys.stdin:
     try:
         name, *words = json.loads(line)
         answer = CALLS[name](*words)
-    except KeyError:
+    except NoSuchSlot:
         answer = "no such slot"
     except OSError as error:
         answer = errno.errorcode[error.errno or 0]
