@@ -137,6 +137,7 @@ ffi.set_source(
     "monarch_py._native",
     INCLUDES,
     sources=[f"csrc/{name}" for name in SOURCES],
+    depends=[f"csrc/{path.relative_to(HERE)}" for path in sorted(HERE.rglob("*.h"))],
     include_dirs=["csrc"],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
