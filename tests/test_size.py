@@ -30,8 +30,8 @@ from support import lines
 # - With 6 lines, the loop lets the engine order fills only when that is due. A first epoch of four
 #   nodes takes a twelfth less time.
 # - One line is for a command that a daemon of an older version answers.
-# - With 4 lines, the loop takes a third less processor time from programs that hardly wait for the
-#   sources.
+# - With 4 lines, the loop takes a quarter less processor time from programs that hardly wait for
+#   the sources.
 MOST_PYTHON = 25_779
 MOST_C = 19_994
 

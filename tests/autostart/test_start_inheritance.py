@@ -1,4 +1,4 @@
-"""What the daemon does not inherit from the program that starts it, and when the daemon ends."""
+"""An autostarted daemon inherits little from the program that starts it, and ends by itself."""
 
 from __future__ import annotations
 

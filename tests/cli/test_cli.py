@@ -1,4 +1,4 @@
-"""What the commands print, and the exit statuses with which they end."""
+"""The output and the exit statuses of the commands."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def main() -> None:
 
 
 def _keep(stub: socket.socket) -> None:
-    """Forks the process of a rank and passes signals of the stub on to it. The process ends with
-    its stub, which is told how it has ended."""
+    """Forks the process of a rank and forwards the signals that the stub gets to it. If the stub
+    ends, the process is ended; if the process ends, the stub gets its exit status."""
     data, fds, *_ = socket.recv_fds(stub, LARGEST_REQUEST, MOST_DESCRIPTORS)
     request = marshal.loads(data)
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""What a rank learns from its environment and its network, and whether the nodes fit together."""
+"""Each rank reads its environment and its network, and the nodes check that they fit together."""
 
 from __future__ import annotations
 

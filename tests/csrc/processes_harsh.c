@@ -62,8 +62,8 @@ static void op_siglongjmp(void) {
     alarm(0); /* alarm and ITIMER_REAL share one timer */
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     sigsetjmp(start, 1);
-    /* Closes what was open when the handler jumped away. Such descriptors stay open with and
-     * without the library. */
+    /* Descriptors that were open when the handler jumped away stay open, with and without the
+     * library. They are closed here. */
     syscall(SYS_close_range, 3, ~0U, 0);
     if (jumps < 3000) {
         every(97);

@@ -1,5 +1,5 @@
-"""What ends a daemon: signals, and the death of the process that starts the daemons of several
-nodes, before it has finished."""
+"""A daemon ends on a signal. A daemon of several nodes also ends if the process that starts these
+daemons dies before it has finished."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.watch import open_by
 
-# What a shell does before it executes the command.
+# The words of a shell that come before the command, by what they do.
 ODD = {
     "umask 0777, no HOME": "umask 0777; unset HOME",
     "umask 0, hardly an environment": "umask 0; unset PATH LANG USER LOGNAME SHELL TERM",

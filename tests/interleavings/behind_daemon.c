@@ -24,7 +24,7 @@
     type daemon_##name arguments;   \
     type daemon_##name arguments
 
-/* What the daemon has at each descriptor number: nothing, a descriptor that it opened itself, or a
+/* The daemon's descriptor at each number: nothing, a descriptor that it opened itself, or a
  * descriptor that a program has handed over. */
 enum { NOTHING, OWN, HANDED };
 static unsigned char has[MOST_DESCRIPTORS];

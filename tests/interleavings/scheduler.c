@@ -25,7 +25,7 @@
 #define BEGIN_NS 1000000000000ULL
 /* Exit status of a run whose known decisions have other options than in the run before. This
  * happens if a file has another inode number than before: if two numbers share a bit of a filter,
- * the library takes other steps. Such a run proves nothing, so it is repeated. */
+ * the library takes other steps. The run then proves nothing, so it is repeated. */
 #define LED_ELSEWHERE 3
 /* The most attempts to run one order. */
 #define MOST_TRIES 5

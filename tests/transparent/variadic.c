@@ -1,6 +1,6 @@
 /* A caller may leave any value in the register of an argument that it does not pass, or in the
- * upper half of the register of a 32-bit argument. Such a value must have no effect. Makes all
- * calls with several such values.
+ * upper half of the register of a 32-bit argument. The value must have no effect. This program
+ * makes all calls with several values there.
  *
  *   variadic DIRECTORY     which has the files f and g; prints what each call gave
  *
