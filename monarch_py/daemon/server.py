@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -65,11 +66,12 @@ FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum in three cases [s]: work is left, fills ahead wait for names from the
-#     scan, or programs follow a plan.
+# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
+#     for names from the scan, the maximum lies between SHORT_REST_S and MOST_REST_S: the loop rests
+#     as long as the names that it has last.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
-#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources and none
-#     of the three cases applies. An iteration would then cost programs more time than it saves.
+#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources and no
+#     work is left. An iteration would then cost programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -82,7 +84,7 @@ WORTH_HASTE_S = 100e-6
 LOOK_S = 0.5
 # An iteration lets the engine order fills whenever the engine has not been allowed to for this long
 # [s]. More often would not pay: the rooms of all tiers are computed each time.
-LET_S = 0.0005
+LET_S = 0.001
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
@@ -134,7 +136,8 @@ class Daemon:
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
         # Whether fills ahead need, or will soon need, more names than the scan has found.
-        self._awaits_names = False
+        # For how long the names of fills ahead last; infinite if these fills do not wait for names.
+        self._names_last_s = math.inf
         self._pace_scan()  # before the first iteration, which starts the scan
 
     def _make_ready(
@@ -283,13 +286,15 @@ class Daemon:
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone
         """
-        is_short = busy or self._awaits_names or self.plan_manager.is_awake
+        is_short = busy or self.plan_manager.is_awake
         opens, open_s = self.shared.source_opens()
         hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
         if (self.filler.engine.stands_back or hardly_wait) and not self._is_urgent:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
+        elif is_short:
+            rest_s = min(REST * took_s, SHORT_REST_S)
         else:
-            rest_s = min(REST * took_s, SHORT_REST_S if is_short else MOST_REST_S)
+            rest_s = min(REST * took_s, MOST_REST_S, max(self._names_last_s, SHORT_REST_S))
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
@@ -395,7 +400,8 @@ class Daemon:
         self._is_urgent = needs_all or not ahead.is_on
         lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
-        self._awaits_names = self._is_scan_paced() and lacks_names and is_waiting
+        awaits_names = self._is_scan_paced() and lacks_names and is_waiting
+        self._names_last_s = self._scan_pace.lasts_s(ahead.waiting) if awaits_names else math.inf
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:

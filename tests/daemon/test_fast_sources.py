@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from support.epoch import content, make_files
-from support.files import digest
+from support.files import Files, digest
 from support.session import Session, wait_until
 
 from monarch_py.arrays import pointer
@@ -287,3 +287,22 @@ def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path
         )
         assert session.status()["sources"][0]["present"] < many
         assert used_s() - used <= 0.35 * (time.monotonic() - began_s)
+
+
+def test_sizes_of_files_without_an_entry_are_estimated(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    """The program opens an image and its label in turn, so the estimate is wrong if the library
+    looks at files of one kind only."""
+    source, pairs, image, label = Files(tmp_path / "source"), 100, 20_000, 100
+    for i in range(pairs):
+        source.add(f"{i:03d}.jpg", image)
+        source.add(f"{i:03d}.txt", label)
+    session = session_factory(source.root, scan_rate=10, scan_threads=1).start()
+    session.python(READ, *sorted(source.root.iterdir()))
+    totals = session.totals()
+    assert not session.status()["scanned"]
+    assert (totals["opens"], totals["misses"]) == (2 * pairs, 2 * pairs)
+    everything = pytest.approx(pairs * (image + label), rel=0.4)
+    assert totals["bytes_from_source"] == everything
+    assert totals["source_bytes_read_by_programs"] == everything

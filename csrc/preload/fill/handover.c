@@ -215,8 +215,7 @@ static int is_fast_device(const struct session *s, uint64_t dev) {
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     struct unmet *at = unmet_at(fd);
     if (st->st_size <= 0 || (uint64_t)st->st_size > s->control->handed_bytes ||
-        s->control->shares || monarch_source_is_at_hand() ||
-        (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
+        s->control->shares || (st->st_size <= MONARCH_UNIT && is_fast_device(s, st->st_dev)) ||
         !keeps_pages(s, UINT32_MAX, st->st_ino))
         return 0;
     monarch_track(s, fd, monarch_unmet(st->st_ino), TRACK_DIRECT);
@@ -318,7 +317,12 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        if (monarch_is_serving(s) && !is_sent_unmet(s, fd, tracked, is_read))
+        /* If the sources are at hand, the reads were followed only to be timed. The copy is made
+         * once the scan has met the file and a processor is idle. */
+        int at_hand = monarch_source_is_at_hand();
+        if (at_hand)
+            monarch_give_up_claim(s->clients, id);
+        if (monarch_is_serving(s) && (at_hand || !is_sent_unmet(s, fd, tracked, is_read)))
             monarch_tell_unknown(s, fd, 0);
         return;
     }

@@ -155,17 +155,26 @@ static struct taken {
     uint32_t at_hand, near;
 } opens SELDOM, reads SELDOM;
 
+/* The next two functions store only what has changed: a store would take the cache line from the
+ * processors of other threads. */
 static void note_share(uint32_t *share, int is_sooner) {
-    uint32_t now = __atomic_load_n(share, __ATOMIC_RELAXED);
-    now += (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - now / SHARE_STEP;
-    __atomic_store_n(share, now, __ATOMIC_RELAXED);
+    uint32_t old = __atomic_load_n(share, __ATOMIC_RELAXED);
+    uint32_t now = old + (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - old / SHARE_STEP;
+    if (now != old)
+        __atomic_store_n(share, now, __ATOMIC_RELAXED);
+}
+
+/* A mean below AT_HAND_NS is not kept up to date: nothing waits for so short a time. */
+static void note_mean(uint64_t *mean_ns, uint64_t took_ns) {
+    uint64_t old = __atomic_load_n(mean_ns, __ATOMIC_RELAXED);
+    uint64_t now = old ? old - old / WEIGHT + took_ns / WEIGHT : took_ns;
+    if (!old || old >= AT_HAND_NS || took_ns >= AT_HAND_NS)
+        __atomic_store_n(mean_ns, now ? now : 1, __ATOMIC_RELAXED);
 }
 
 static uint64_t note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
-    uint64_t all = monarch_now_ns() - since_ns, took = all < MOST_NS ? all : MOST_NS,
-             old = __atomic_load_n(&t->mean_ns, __ATOMIC_RELAXED);
-    uint64_t now = old ? old - old / WEIGHT + took / WEIGHT : took;
-    __atomic_store_n(&t->mean_ns, now ? now : 1, __ATOMIC_RELAXED);
+    uint64_t all = monarch_now_ns() - since_ns, took = all < MOST_NS ? all : MOST_NS;
+    note_mean(&t->mean_ns, took);
     note_share(&t->at_hand, took < AT_HAND_NS);
     note_share(&t->near, took < near_ns);
     return all;
@@ -189,13 +198,12 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 }
 
 int monarch_source_is_at_hand(void) {
-    static uint32_t passed SELDOM;
-    return are_most(&opens.at_hand, &reads.at_hand) &&
-           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
+    static __thread uint32_t passed;
+    return are_most(&opens.at_hand, &reads.at_hand) && passed++ % FOLLOWED != 0;
 }
 
 int monarch_source_is_near(void) {
-    static uint32_t passed SELDOM;
+    static __thread uint32_t passed;
     return are_most(&opens.near, &reads.near) && !are_most(&opens.at_hand, &reads.at_hand) &&
-           __atomic_fetch_add(&passed, 1, __ATOMIC_RELAXED) % FOLLOWED != 0;
+           passed++ % FOLLOWED != 0;
 }

@@ -100,6 +100,12 @@ class ScanPace:
         self._found, self._found_by_s = found, now_s + LOOK_S
         return wanted, more_others
 
+    def lasts_s(self, files: int) -> float:
+        """Returns for how long so many files last, at the rate at which files are filled now [s].
+        Returns 0 until files have been filled for AHEAD_S, because the rate still rises then."""
+        is_steady = self._filled[0][1] > 0
+        return files / self._rate if is_steady and self._rate else 0.0
+
     def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:
         """Returns how many files are likely to be filled in the next AHEAD_S."""
         before_s, before = self._filled[-1]

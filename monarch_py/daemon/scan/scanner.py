@@ -113,6 +113,7 @@ class Scanner:
         self.config, self.shared = config, shared
         self.tiers, self.keepers = open_tiers.tiers, open_tiers.keepers
         is_lazy = config.scan == "lazy" and record is None
+        self.shared.control.lazy_scan = is_lazy
         listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
             Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
@@ -175,7 +176,7 @@ class Scanner:
             found = Validator(tier, rows, self.keepers[tier].sources, self.sources)
             self.foreign[tier] = found.foreign
             self.validators.append(found)
-        self.shared.control.scanned = 0
+        self.shared.control.scanned, self.shared.control.lazy_scan = 0, is_lazy
         self.has_more = True
         return source
 
