@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "copy/fill.h"
@@ -18,6 +20,9 @@
 #include "peers/peers.h"
 #include "publish/writer.h"
 #include "shared/joining.h"
+
+/* The shortest time slice that the kernel grants [ns]. */
+#define SLICE_NS 100000
 
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
@@ -238,6 +243,24 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);
+}
+
+/* The kernel's struct sched_attr. libc's headers have it since glibc 2.41. */
+struct scheduling {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+};
+
+void monarch_shorten_slice(void) {
+    struct scheduling now;
+    if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ||
+        (now.policy != SCHED_OTHER && now.policy != SCHED_BATCH))
+        return;
+    now.runtime_ns = SLICE_NS;
+    syscall(SYS_sched_setattr, 0, &now, 0);
 }
 
 int monarch_syncfs(int fd) { return syncfs(fd) == 0 ? 0 : -errno; }

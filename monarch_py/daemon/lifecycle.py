@@ -111,6 +111,7 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
     """
     os.umask(0o077)  # under the shell's umask the daemon might be unable to open its own files
     lib.monarch_limit_malloc()
+    lib.monarch_shorten_slice()
     _allow_descriptors()
     with contextlib.ExitStack() as stack:
         with _told_in_a_sentence():
