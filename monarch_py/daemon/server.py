@@ -57,8 +57,9 @@ QUIET_TURNS = 8
 # files that readers wait for, because a waiting reader wakes only the engine; to count and record
 # the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps while programs open files of a plan [ms]. The time is short, so that the
-# loop soon sees what they open.
+# How long the loop sleeps while programs open files of a plan, or while fills ahead wait for names
+# from the scan [ms]. The time is short, so that the loop soon sees what programs open, and what the
+# scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
@@ -322,7 +323,7 @@ class Daemon:
 
         quiet : iterations since the doorbell last rang
         """
-        if self.plan_manager.is_awake:
+        if self.plan_manager.is_awake or self._names_last_s < math.inf:
             return FOLLOWING_TURN_MS
         if self.directory_prefetch.is_awake or not self.filler.engine.idle:
             return BUSY_TURN_MS
@@ -398,7 +399,7 @@ class Daemon:
         )
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on
-        lacks_names = allowed[0] > 0 or 0 < ahead.waiting <= LEAST
+        lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
         awaits_names = self._is_scan_paced() and lacks_names and is_waiting
         self._names_last_s = self._scan_pace.lasts_s(ahead.waiting) if awaits_names else math.inf

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -98,3 +101,20 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     finally:
         source.latency(read=0)
     session.wait_all_present()
+
+
+def test_all_threads_have_short_time_slices_and_the_priority_of_the_command(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    make_files(tmp_path / "source", 4, 1000)
+    process = process_of(session_factory(tmp_path / "source").start())
+    tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
+    try:
+        told = [(task / "sched").read_text() for task in tasks]
+    except FileNotFoundError:
+        told = [""]
+    slices_ns = [re.search(r"^se\.slice +: +(\d+)$", text, re.M) for text in told]
+    if not all(slices_ns):
+        pytest.skip("the kernel does not say how long time slices are")
+    assert {int(found[1]) for found in slices_ns if found} == {100_000}
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)

@@ -62,6 +62,25 @@ def test_few_names_of_large_files_are_looked_at_before_any_is_filled(size: int, 
     assert step(pace, 0.1, opens=8, opened_bytes=size) == (least, 0)
 
 
+def test_names_are_lacking_until_the_scan_has_found_some() -> None:
+    pace = ScanPace(0.0, awaits_s=0.0)
+    assert not pace.lacks_names
+    for now_s, allowed in ((0.1, LEAST), (0.1 + LOOK_S / 2, 0)):
+        assert step(pace, now_s, opens=8) == (allowed, 0)
+        assert pace.lacks_names
+    step(pace, 0.1 + LOOK_S / 2, opens=8, found=LEAST, waiting=LEAST)
+    assert not pace.lacks_names
+
+
+def test_names_last_for_a_known_time_once_fills_have_run_for_a_while() -> None:
+    pace = ScanPace(0.0, awaits_s=0.0)
+    for now_s in np.arange(0.0, 1.5 * AHEAD_S, 0.01).tolist():
+        step(pace, now_s, opens=8, filled=int(1000 * now_s))
+        if now_s < AHEAD_S:
+            assert pace.lasts_s(100) == 0.0
+    assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
+
+
 def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:
     pace = ScanPace(0.0, awaits_s=0.0)
     assert step(pace, 0.1, opens=1) != ALL_NAMES

@@ -54,6 +54,8 @@ class ScanPace:
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
         self._awaits_job = awaits_s > 0
+        # Whether fills ahead will soon need more names than they have.
+        self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:
         """Whether a program is about to begin, and no program has opened a file yet."""
@@ -80,6 +82,7 @@ class ScanPace:
         size_bytes : mean size of the files that are filled ahead
         opened_bytes : mean size of the files that programs have opened at the source
         """
+        self.lacks_names = False
         before, self._seen = self._seen, (opens, filled)
         if before != self._seen:
             self._active_until = now_s + IDLE_S
@@ -95,6 +98,7 @@ class ScanPace:
             return 0, 0
         least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0))))
         wanted = max(least, self._soon_filled(now_s, filled, size_bytes)) - waiting
+        self.lacks_names = wanted > 0
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
             return 0, more_others
         self._found, self._found_by_s = found, now_s + LOOK_S
