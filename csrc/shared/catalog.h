@@ -179,10 +179,12 @@ struct monarch_control {
      * the page cache. After a program has read such a file, the daemon would have to read it from
      * the source again. So programs do not hand such files over. */
     uint32_t pageless_sources;
-    uint32_t shares;    /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
-    uint32_t lazy_scan; /* 1: the scan meets only files that programs ask for */
-    uint64_t users;     /* inode of the daemon's user namespace */
-    uint64_t pids;      /* inode of the daemon's pid namespace; 0: unknown */
+    uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
+    /* Atomic. 1: a scan is under way that meets all files, and files are filled whether or not
+     * clients tell the daemon that programs have opened them. */
+    uint32_t scan_meets_all;
+    uint64_t users; /* inode of the daemon's user namespace */
+    uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
     /* How long [ns] the catalog may answer calls for attributes after a comparison of the
      * directories with the source has begun. */
     uint64_t revalidate_ns;

@@ -68,11 +68,11 @@ FIRST_OPEN_MS = 5
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     for names from the scan, the maximum lies between SHORT_REST_S and MOST_REST_S: the loop rests
-#     as long as the names that it has last.
+#     for names from the scan, the maximum is the time for which their present names last, but at
+#     least SHORT_REST_S and at most MOST_REST_S.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
-#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources and no
-#     work is left. An iteration would then cost programs more time than it saves.
+#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources, no work
+#     is left and no plan is followed. An iteration then costs programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
 #     reader waits for something that only the next iteration can do.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -136,7 +136,6 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # Whether fills ahead need, or will soon need, more names than the scan has found.
         # For how long the names of fills ahead last; infinite if these fills do not wait for names.
         self._names_last_s = math.inf
         self._pace_scan()  # before the first iteration, which starts the scan
@@ -401,7 +400,8 @@ class Daemon:
         self._is_urgent = needs_all or not ahead.is_on
         lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
-        awaits_names = self._is_scan_paced() and lacks_names and is_waiting
+        is_limited = allowed != ALL_NAMES and self._is_scan_paced()
+        awaits_names = is_limited and lacks_names and is_waiting
         self._names_last_s = self._scan_pace.lasts_s(ahead.waiting) if awaits_names else math.inf
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 

@@ -298,11 +298,50 @@ def test_sizes_of_files_without_an_entry_are_estimated(
     for i in range(pairs):
         source.add(f"{i:03d}.jpg", image)
         source.add(f"{i:03d}.txt", label)
-    session = session_factory(source.root, scan_rate=10, scan_threads=1).start()
-    session.python(READ, *sorted(source.root.iterdir()))
+    session = session_factory(source.root, prefetch="none", scan_rate=10, scan_threads=1).start()
+    opens = read_bytes = 0
+
+    def is_estimated() -> bool:
+        """Whether the library has estimated sizes. If others use the processors, the page cache may
+        seem slow to the program, and the library then asks for each size."""
+        nonlocal opens, read_bytes
+        session.python(READ, *sorted(source.root.iterdir()))
+        opens, read_bytes = opens + 2 * pairs, read_bytes + pairs * (image + label)
+        return bool(session.totals()["bytes_from_source"] != read_bytes)
+
+    wait_until(is_estimated, what="estimates")
     totals = session.totals()
     assert not session.status()["scanned"]
-    assert (totals["opens"], totals["misses"]) == (2 * pairs, 2 * pairs)
-    everything = pytest.approx(pairs * (image + label), rel=0.4)
-    assert totals["bytes_from_source"] == everything
-    assert totals["source_bytes_read_by_programs"] == everything
+    assert (totals["opens"], totals["misses"]) == (opens, opens)
+    assert totals["bytes_from_source"] == pytest.approx(read_bytes, rel=0.4)
+    assert totals["source_bytes_read_by_programs"] == pytest.approx(read_bytes, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "meets_all"),
+    [
+        ({"prefetch": "auto"}, 1),
+        ({"prefetch": "on_demand"}, 0),
+        ({"prefetch": "auto", "scan": "lazy"}, 0),
+    ],
+)
+def test_clients_tell_of_all_files_that_are_met_in_no_other_way(
+    session_factory: Factory, tmp_path: Path, settings: dict[str, Any], meets_all: int
+) -> None:
+    root = tmp_path / "source"
+    make_files(root, 30, SIZE)
+    session = session_factory(root, scan_rate=10, scan_threads=1, **settings).start()
+    segment = Segment.open(session.paths.control, writable=False)
+    control = segment.as_struct("struct monarch_control")
+    seen = set()
+
+    def is_scanned() -> bool:
+        seen.add(int(control.scan_meets_all))
+        status = session.status()
+        return bool(status["scanned"] and status["catalog_entries"] > 1)
+
+    if "scan" in settings:
+        read(session, root, *range(1, 9))
+    wait_until(is_scanned, what="a scan")
+    assert seen - {0} == ({1} if meets_all else set())
+    wait_until(lambda: not control.scan_meets_all, what="the end of the scan")

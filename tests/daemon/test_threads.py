@@ -108,8 +108,9 @@ def test_all_threads_have_short_time_slices_and_the_priority_of_the_command(
     session_factory: Factory, tmp_path: Path
 ) -> None:
     own = Path("/proc/self/sched")
-    release = tuple(map(int, os.uname().release.split(".")[:2]))
-    if release < (6, 12) or not own.exists() or "se.slice" not in own.read_text():
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    is_new = release is not None and (int(release[1]), int(release[2])) >= (6, 12)
+    if not is_new or not own.exists() or "se.slice" not in own.read_text():
         pytest.skip("the kernel does not say how long time slices are")
     make_files(tmp_path / "source", 4, 1000)
     process = process_of(session_factory(tmp_path / "source").start())

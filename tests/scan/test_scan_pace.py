@@ -70,6 +70,11 @@ def test_names_are_lacking_until_the_scan_has_found_some() -> None:
         assert pace.lacks_names
     step(pace, 0.1 + LOOK_S / 2, opens=8, found=LEAST, waiting=LEAST)
     assert not pace.lacks_names
+    # A scan that finds nothing any more is not worth waiting for.
+    last_s = 0.1 + LOOK_S / 2
+    for ago_s, lacks in ((1.9 * LOOK_S, True), (2.1 * LOOK_S, False)):
+        step(pace, last_s + ago_s, opens=8, filled=int(100 * ago_s), found=LEAST)
+        assert pace.lacks_names == lacks
 
 
 def test_names_last_for_a_known_time_once_fills_have_run_for_a_while() -> None:
@@ -79,6 +84,12 @@ def test_names_last_for_a_known_time_once_fills_have_run_for_a_while() -> None:
         if now_s < AHEAD_S:
             assert pace.lasts_s(100) == 0.0
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
+    # After a pause, the rate rises anew.
+    later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
+    step(pace, AHEAD_S, opens=8, filled=filled)
+    assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
+    step(pace, later_s + 0.01, opens=9, filled=filled + 100)
+    assert pace.lasts_s(100) == 0.0
 
 
 def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:

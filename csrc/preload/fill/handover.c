@@ -317,8 +317,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are at hand, the reads were followed only to be timed. The copy is made
-         * once the scan has met the file and a processor is idle. */
+        /* If the sources are at hand, the reads were followed only to be timed. The daemon makes
+         * the copy, if it makes one, from the source. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

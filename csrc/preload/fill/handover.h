@@ -44,7 +44,8 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
  * was not made from this descriptor. If so, makes the descriptor no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
- * was read. */
+ * was read. If the file has no entry and the sources are at hand, only tells the daemon of the
+ * file. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
  * descriptor over. If less was read, there are two cases. If the catalog does not know the file,

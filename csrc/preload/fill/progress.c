@@ -134,8 +134,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * OPEN_NEAR_NS for an open. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* Even if most of the recent opens and reads took less than these limits, one in FOLLOWED checks
- * returns 0, so that some reads are still timed. */
+/* Even if most of the recent opens and reads took less than these limits, one in FOLLOWED checks of
+ * each thread returns 0, so that some reads are still timed. */
 #define FOLLOWED 256
 /* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
  * all of them did. */
@@ -155,8 +155,8 @@ static struct taken {
     uint32_t at_hand, near;
 } opens SELDOM, reads SELDOM;
 
-/* The next two functions store only what has changed: a store would take the cache line from the
- * processors of other threads. */
+/* The next two functions do not store what hardly changes, because a store would take the cache
+ * line from the processors of other threads. */
 static void note_share(uint32_t *share, int is_sooner) {
     uint32_t old = __atomic_load_n(share, __ATOMIC_RELAXED);
     uint32_t now = old + (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - old / SHARE_STEP;
@@ -197,13 +197,21 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
+/* Whether this check is one of those after which reads are timed in any case. Each thread begins at
+ * another number, so that this also holds for one in FOLLOWED threads that check only once. */
+static int is_to_be_timed(void) {
+    static uint32_t threads SELDOM;
+    static __thread uint32_t checks;
+    if (!checks)
+        checks = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return checks++ % FOLLOWED == 0;
+}
+
 int monarch_source_is_at_hand(void) {
-    static __thread uint32_t passed;
-    return are_most(&opens.at_hand, &reads.at_hand) && passed++ % FOLLOWED != 0;
+    return are_most(&opens.at_hand, &reads.at_hand) && !is_to_be_timed();
 }
 
 int monarch_source_is_near(void) {
-    static __thread uint32_t passed;
     return are_most(&opens.near, &reads.near) && !are_most(&opens.at_hand, &reads.at_hand) &&
-           passed++ % FOLLOWED != 0;
+           !is_to_be_timed();
 }

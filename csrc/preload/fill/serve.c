@@ -83,15 +83,11 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are at hand, `fstat` and the message to the scan would take a tenth of the time
- * in which a program opens, reads and closes a small file. If the scan will meet all files without
- * messages, this process looks only at one open in LOOKED of the files that have no entry. All
+/* While the sources are at hand, `fstat` and the message to the daemon would take a tenth of the
+ * time in which a program opens, reads and closes a small file. If the scan meets all files without
+ * such messages, this process looks only at one open in LOOKED of the files that have no entry. All
  * others count with the size of the file that was looked at last. */
 #define LOOKED 16
-
-static int is_scan_under_way(const struct session *s) {
-    return !s->control->scanned && !s->control->lazy_scan;
-}
 
 /* Whether this open, which the sources have served as fast as the page cache does, is looked at.
  * The distances between such opens are irregular (multiples of the golden ratio): if a program
@@ -107,7 +103,8 @@ static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;
     int at_hand = monarch_source_is_at_hand();
-    if (at_hand && is_scan_under_way(s) && !is_looked_at()) {
+    if (at_hand && __atomic_load_n(&s->control->scan_meets_all, __ATOMIC_RELAXED) &&
+        !is_looked_at()) {
         uint64_t size = __atomic_load_n(&last_size, __ATOMIC_RELAXED);
         count(s, 0, size, 1);
         monarch_count_source(s, size);

@@ -54,7 +54,11 @@ class ScanPace:
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
         self._awaits_job = awaits_s > 0
-        # Whether fills ahead will soon need more names than they have.
+        # How many files had been filled when programs last began to open files.
+        self._filled_before = 0
+        # The number of entries at the last call, and when that number last changed [s].
+        self._newest, self._news_s = 0, now_s
+        # Whether fills ahead will soon need more names than they have, and the scan finds any.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:
@@ -88,17 +92,21 @@ class ScanPace:
             self._active_until = now_s + IDLE_S
         elif now_s >= self._active_until:
             self._rate, self._filled = 0.0, deque([(now_s, filled)])
+            self._filled_before = filled
+            self._newest, self._news_s = found, now_s
             return ALL_NAMES
         if now_s >= self._until:
             return ALL_NAMES
         self._others += (opens - before[0]) / OPENS_A_NAME
         more_others = int(self._others)
         self._others -= more_others
+        if found != self._newest or self.awaits_open(now_s):
+            self._newest, self._news_s = found, now_s
         if self.awaits_open(now_s):
             return 0, 0
         least = min(LEAST, max(1, int(RISING_BYTES / max(opened_bytes, 1.0))))
         wanted = max(least, self._soon_filled(now_s, filled, size_bytes)) - waiting
-        self.lacks_names = wanted > 0
+        self.lacks_names = wanted > 0 and now_s < self._news_s + 2 * LOOK_S
         if wanted <= 0 or (found == self._found and now_s < self._found_by_s):
             return 0, more_others
         self._found, self._found_by_s = found, now_s + LOOK_S
@@ -107,7 +115,7 @@ class ScanPace:
     def lasts_s(self, files: int) -> float:
         """Returns for how long so many files last, at the rate at which files are filled now [s].
         Returns 0 until files have been filled for AHEAD_S, because the rate still rises then."""
-        is_steady = self._filled[0][1] > 0
+        is_steady = self._filled[0][1] > self._filled_before
         return files / self._rate if is_steady and self._rate else 0.0
 
     def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:

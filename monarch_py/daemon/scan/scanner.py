@@ -113,7 +113,6 @@ class Scanner:
         self.config, self.shared = config, shared
         self.tiers, self.keepers = open_tiers.tiers, open_tiers.keepers
         is_lazy = config.scan == "lazy" and record is None
-        self.shared.control.lazy_scan = is_lazy
         listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
             Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
@@ -176,7 +175,7 @@ class Scanner:
             found = Validator(tier, rows, self.keepers[tier].sources, self.sources)
             self.foreign[tier] = found.foreign
             self.validators.append(found)
-        self.shared.control.scanned, self.shared.control.lazy_scan = 0, is_lazy
+        self.shared.control.scanned = 0
         self.has_more = True
         return source
 
@@ -293,6 +292,10 @@ class Scanner:
                 break  # the scan's threads wake the loop when they have found more
         else:
             self.has_more = True
+        meets_all = self._current is not None and self._current.becomes_whole
+        # With `on_demand`, only files that clients tell of are filled.
+        is_told = self.config.prefetch == "on_demand"
+        self.shared.control.scan_meets_all = meets_all and not is_told
 
     def _source_to_scan(self) -> Source | None:
         if self._current is None:

@@ -80,7 +80,7 @@ class Source:
         self.scan: Scan | None = None
         # Whether the whole source is known now, and whether it will be once the current scan has
         # ended.
-        self.is_whole = self._becomes_whole = False
+        self.is_whole = self.becomes_whole = False
         self.errors = 0
         self.scan_seconds = 0.0
         self.found = 0  # how many entries its scans have found
@@ -123,7 +123,7 @@ class Source:
         """Starts listing the requested directories. If the root cannot be opened, logs this and
         returns False; files of the source that the catalog lacks then get no copies."""
         directories, is_deep = self._parts.take()
-        self._becomes_whole = is_deep and "" in directories
+        self.becomes_whole = is_deep and "" in directories
         recorded, self._recorded = self._recorded, None  # it is large, and used once
         try:
             if recorded is not None:
@@ -135,7 +135,7 @@ class Source:
                     config.scan_threads,
                     config.scan_ops_per_s or 0,
                     doorbell,
-                    directories=None if self._becomes_whole else directories,
+                    directories=None if self.becomes_whole else directories,
                     is_deep=is_deep,
                     known=known,
                     allowed=allowed,
@@ -172,7 +172,7 @@ class Source:
         self.scan = None
         # A scan that has found nothing, not even the root, has failed: its threads could not be
         # started.
-        self.is_whole |= self._becomes_whole and self.found > 0
+        self.is_whole |= self.becomes_whole and self.found > 0
 
     @property
     def takes_all(self) -> bool:
