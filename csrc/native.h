@@ -430,7 +430,7 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 void monarch_limit_malloc(void);
 /* Asks the kernel for short time slices (since Linux 6.12) for the calling thread and for threads
  * that it makes later. The daemon's threads work for some 0.1 ms at a time. If programs use all
- * processors, such a thread then gets one sooner after it has slept, but no larger share of it.
- * Older kernels change nothing. */
+ * processors, short slices let such a thread run sooner after a sleep. Its share of the processor
+ * time stays the same. Older kernels ignore the request. */
 void monarch_shorten_slice(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

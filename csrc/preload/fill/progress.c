@@ -197,8 +197,9 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Whether this check is one of those after which reads are timed in any case. Each thread begins at
- * another number, so that this also holds for one in FOLLOWED threads that check only once. */
+/* Whether this check is one of those after which reads are timed in any case. Each thread begins to
+ * count at another number. So if a program makes a thread for each file, the reads of one in
+ * FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -293,9 +293,9 @@ class Scanner:
         else:
             self.has_more = True
         meets_all = self._current is not None and self._current.becomes_whole
-        # With `on_demand`, only files that clients tell of are filled.
-        is_told = self.config.prefetch == "on_demand"
-        self.shared.control.scan_meets_all = meets_all and not is_told
+        # With `on_demand`, the daemon fills only files of which clients have told it.
+        needs_messages = self.config.prefetch == "on_demand"
+        self.shared.control.scan_meets_all = meets_all and not needs_messages
 
     def _source_to_scan(self) -> Source | None:
         if self._current is None:
