@@ -79,8 +79,9 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked reading process inherits `_link` too, and closes it. Otherwise it would keep the
-        # pipe open itself, and would not learn that this process has closed `_link`.
+        # A forked reading process inherits `_link` too, and must close its copy. Otherwise the
+        # reading process would keep the pipe open itself, and would not notice when this process
+        # closes `_link`.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,

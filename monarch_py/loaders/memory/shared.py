@@ -118,7 +118,7 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line: the process that has started it is on the list.
+        # This process needs no line, because the process that started it is on the list.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from monarch_py.arrays import Array, Int32s, Ints
 
-# Longer reads are cut at the multiples of this size [bytes]. Linux reads ahead this much by
-# default, and many network file systems ask their servers for this much at once.
+# A read that is longer than this size [bytes] is cut at the multiples of this size. Linux reads
+# ahead this much by default, and many network file systems request this much from their servers at
+# once.
 PIECE = 128 << 10
 
 
@@ -29,9 +30,9 @@ class Extents:
         return len(self.file)
 
     def take(self, chosen: Array) -> "Extents":
-        """Returns some of the extents.
+        """Returns the chosen extents.
 
-        chosen : the places of these extents, or a mask
+        chosen : the indices of the extents, or a mask
         """
         return Extents(
             self.file[chosen], self.offset[chosen], self.length[chosen], self.start[chosen]

@@ -65,7 +65,7 @@ class Ranks:
 
     def check(self) -> None:
         """Checks that detected numbers are still the numbers of the process group. Raises
-        ConfigError if they differ, because they were detected before the process group was made."""
+        ConfigError if they differ: then they were detected before the process group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

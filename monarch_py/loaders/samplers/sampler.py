@@ -232,7 +232,8 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        at = replace(self._at, epoch=0)  # epochs may differ: a rank may try out a batch
+        # The epochs of the ranks may differ, because a rank may iterate once to try out a batch.
+        at = replace(self._at, epoch=0)
         return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:
@@ -276,8 +277,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """Returns the next step whose batch has this length. Batches of other lengths before it are
-        skipped: the training is assumed not to have called `weight` for them."""
+        """Returns the next step whose batch has this length. Batches of other lengths before this
+        step are skipped: the training is assumed not to have called `weight` for them."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):

@@ -11,7 +11,8 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# How often a training that has no free slot checks whether a batch's copy to a GPU has ended [s].
+# While no slot is free, the training checks at this interval [s] whether the copy of a batch to a
+# GPU has ended.
 BUSY_S = 0.0005
 
 
@@ -230,7 +231,7 @@ class Stage:
         return False
 
     def _guarded(self, act: Callable[[Crew], Any]) -> Any:
-        """Returns `act(crew)`. If that fails or is interrupted, all workers are ended."""
+        """Returns `act(crew)`. Ends all workers if `act` raises an exception or is interrupted."""
         assert self._crew is not None
         try:
             return act(self._crew)
