@@ -87,7 +87,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
     """Returns two shares of accesses. The first share would fit if the accessed units were random
     units of the plan; the second would fit if the accessed units were random units of `runs`.
 
-    runs : the node's runs, each with the share of random accesses to its units that would fit
+    runs : the node's runs, each with the share of random accesses to the run's units that would
+        fit
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -114,8 +115,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # This is the chance of a random unit of the plan, not of a random unit of this run. A node with
-    # another seed, or in another epoch, uses units outside this run too.
+    # The chance is that of a random unit of the plan, not only of this run, because a node with
+    # another seed or in another epoch uses units outside this run too.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])
