@@ -36,7 +36,7 @@ class NodePolicy:
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file
-    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over it
+    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over `kept`
     follows_plan : whether a plan determines what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
         file that is not to be kept, UNPLANNED for a file that is in no plan
@@ -54,7 +54,7 @@ class NodePolicy:
 
     def owners(self, ids: Ints) -> Int32s:
         """Returns (n,) the owner of each file. The owner keeps the file, and no other node reads
-        the file from the source. NOBODY: each node reads the file for itself."""
+        the file from the source. NOBODY if each node reads the file for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
@@ -110,8 +110,8 @@ class NodePolicy:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
         means that the source is read. This node goes to the source for its own files, and for files
         that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
-        first holder does not bring the file, the second one is asked. Only the owner fills a file
-        that it does not have; the other holder may have no copy yet.
+        first holder does not send the file, the second one is asked. A holder that has no copy yet
+        makes one on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """
@@ -134,7 +134,7 @@ class NodePolicy:
         return others
 
     def second_copies(self) -> Uints:
-        """Returns the files of other owners that this node keeps as well, in spare room."""
+        """Returns the files that this node keeps although other nodes own them."""
         owners = self._holders[:, 0]
         is_foreign = (owners != NOBODY) & (owners != self.node)
         return np.flatnonzero(self.kept & is_foreign).astype(np.uint64)
@@ -194,7 +194,7 @@ class NodePolicy:
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used. From now on their next uses are not known."""
+        """Notes that these files were used. Their next uses are unknown from now on."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
@@ -214,7 +214,7 @@ class NodePolicy:
 
     def adopt(self, ids: Ints) -> None:
         """Notes that this node owns these files from now on, and forgets the tiers that a plan has
-        chosen for them."""
+        chosen for these files."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True

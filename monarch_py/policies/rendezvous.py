@@ -13,7 +13,7 @@ from monarch_py.policies.view import PFS, STAGING, Bools, Cluster, Floats, Int32
 
 Keys = npt.NDArray[np.uint64]
 
-# How many scores are computed at a time; they take 32 MiB.
+# This many scores are computed at a time. They take 32 MiB.
 PORTION = 1 << 22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -60,8 +60,8 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, whether or not it has
-    room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
+    """Returns (files,) int32, the node with the least score for each file, whether or not the node
+    has room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
@@ -108,8 +108,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns (files,) which files of other owners a node keeps as well, in the room that its own
-    files leave. The node then need not fetch these files in every epoch.
+    """Returns (files,) which files of other owners a node keeps as well, in the room that the
+    node's own files leave. The node then need not fetch these files in every epoch.
 
     keys, sizes, owner : (files,), as in `owners`;  quota : the node's quota [bytes]
     """
