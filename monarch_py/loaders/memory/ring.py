@@ -68,7 +68,7 @@ class Ring:
         # fd again.
         self._fd = fd
         if hasattr(mmap, "MADV_DONTDUMP"):
-            self.memory.madvise(mmap.MADV_DONTDUMP)  # core dumps leave the memory out
+            self.memory.madvise(mmap.MADV_DONTDUMP)  # keeps the memory out of core dumps
         whole = np.frombuffer(self.memory, dtype=np.uint8)
         self._slots = list(whole.reshape(self.slots, self.slot_bytes))
 

@@ -33,7 +33,7 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads, placed one after the other in a scratch buffer, and the buffer's size."""
+    """Returns reads that fill a scratch buffer one after the other, and the size of the buffer."""
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())

@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class RecordDataset:
-    """The samples of HDF5, TFRecord, tar (webdataset) or fixed-size record files, by number::
+    """The samples of HDF5, TFRecord or tar (webdataset) files, or of files of fixed-size records::
 
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
@@ -81,7 +81,8 @@ class RecordDataset:
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
-    differs in size from the index. A dataset can be pickled; each process opens the files itself.
+    does not have the size that the index gives. A dataset can be pickled; each process opens the
+    files itself.
     """
 
     def __init__(
@@ -216,8 +217,8 @@ class RecordDataset:
         return self.__getitems__([number])[0] if sample is None else sample
 
     def _one(self, number: int) -> Any:
-        """Reads the sample with one simple read. Returns None if this does not work; `__getitems__`
-        must then read the sample."""
+        """Reads the sample with one call of pread. Returns None if this is not possible or fails;
+        the caller must then read the sample with `__getitems__`."""
         count = len(self._file)
         number = number + count if -count <= number < 0 else number
         if not 0 <= number < count or not self._is_plain[self._file[number]]:
@@ -342,8 +343,8 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents into memory. The `start` of each extent is a memory address here. Opens at
-        most MOST_OPEN files at once."""
+        """Reads extents into memory. The `start` of each extent is a memory address here. Keeps at
+        most MOST_OPEN files open at once."""
         if self.index.files > MOST_OPEN:
             numbers = np.unique(extents.file)
             for begin in range(0, len(numbers), MOST_OPEN):

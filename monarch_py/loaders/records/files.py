@@ -26,7 +26,7 @@ def indexed(
     patterns: tuple[str, ...],
 ) -> Index:
     """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
-    not exist, and ConfigError if the kind is unknown or an argument that it needs is missing.
+    not exist, and ConfigError if the kind is unknown or lacks an argument that it needs.
 
     fixed : (record_bytes, header_bytes), for the kind 'fixed'
     """

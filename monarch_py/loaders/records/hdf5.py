@@ -100,8 +100,8 @@ def import_h5py() -> Any:
 
 @contextmanager
 def _opened(path: Path, dataset: str) -> Iterator[Any]:
-    """Opens the dataset for the time of the context. Raises MonarchError if the file cannot be read
-    or has no such dataset."""
+    """Opens the dataset, and closes it at the end of the context. Raises MonarchError if the file
+    cannot be read or has no such dataset."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:

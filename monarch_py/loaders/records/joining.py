@@ -70,7 +70,7 @@ def join(extents: Extents, gap: int) -> Joined:
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
     rising = extents.take(np.lexsort((extents.offset, extents.file)))
     first = _beginnings(rising, gap)
-    if len(first) == len(rising):  # the common case under a full shuffle
+    if len(first) == len(rising):  # nothing is joined, as usual under a full shuffle
         return Joined(rising, np.zeros(len(first), dtype=np.bool_), 0, rising.take(first[:0]))
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
@@ -108,7 +108,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads with long ones cut. A read that is longer than `piece` is cut at the
+    """Returns the reads, with the long reads cut. A read that is longer than `piece` is cut at the
     offsets in its file that are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():

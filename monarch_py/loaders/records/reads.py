@@ -73,7 +73,7 @@ def read_to(
     *,
     in_flight: int = IN_FLIGHT,
 ) -> None:
-    """Reads as `read_all` does, but to addresses in memory, which are not checked.
+    """Does the same as `read_all`, but reads to memory addresses, which it does not check.
 
     addresses : (reads,) int64
     """

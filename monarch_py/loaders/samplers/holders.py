@@ -122,7 +122,7 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 def given_holders(holders: Any, samples: int) -> Int32s:
     """Returns the holders that a user has given, as an array (samples, any). Raises ConfigError if
-    they are not given for each sample of the dataset."""
+    the holders are not given for each sample of the dataset."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(

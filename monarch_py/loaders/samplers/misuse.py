@@ -64,8 +64,8 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
-    are three misuses: the caller deals the batches to the ranks again; it is a DataLoader that
-    delivers batches out of order; its dataset has another number of samples.
+    are three misuses: the caller deals the batches to the ranks again; the caller is a DataLoader
+    that delivers batches out of order; the caller's dataset has another number of samples.
 
     frame : the caller's stack frame
     """

@@ -223,8 +223,8 @@ class ScheduledSampler(ABC):
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _compare(self) -> None:
-        """Checks this process's rank and, once, that all ranks deal samples by the same inputs.
-        Raises ConfigError if the rank has changed, or if the inputs differ."""
+        """Checks that this process's rank has not changed. The first call also checks that all
+        ranks deal samples by the same inputs. Raises ConfigError if one of the checks fails."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:

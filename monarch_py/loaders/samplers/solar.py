@@ -21,8 +21,8 @@ log = logging.getLogger("monarch.loaders")
 
 class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap. The other samples are dealt so that all nodes load equally many (section 4.3 of the SOLAR
-    paper).
+    a cap. The other samples are dealt so that all nodes load equally many samples (section 4.3 of
+    the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. No other choice of holders
     could save more loads: an epoch uses each sample once, and loads only samples without a holder

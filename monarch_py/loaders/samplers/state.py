@@ -13,8 +13,8 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training. It counts global batches, so the training can continue from it
-    on any number of ranks.
+    """The position of a training. The position counts global batches, so a training on any number
+    of ranks can continue from it.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks

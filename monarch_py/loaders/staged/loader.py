@@ -52,10 +52,10 @@ class StagedLoader:
     workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
         then chooses the number for each epoch from measured times, as section 4.1 of the Lobster
         paper does
-    copy : True copies each batch to memory of its own, so that the training may keep it
+    copy : True copies each batch to memory of its own, so that the training may keep the batch
     pin_memory : registers the shared memory with CUDA, once. The GPU may still read a batch when
         the training asks for the next batch. So the memory of a batch is reused only when the GPU
-        has done all work that was queued on the current CUDA stream before the training asked
+        has done all work that was queued on the current CUDA stream before this request
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker

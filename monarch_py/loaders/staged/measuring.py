@@ -41,7 +41,7 @@ MOST_CLASSES = 3
 
 @dataclass
 class Advice:
-    """The number of workers that a training needs, and the measurements that it follows from.
+    """The number of workers that a training needs, and the measurements from which it follows.
 
     workers : the fewest workers with which an epoch takes at most 5 % longer than with the best
         number of workers

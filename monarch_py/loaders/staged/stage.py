@@ -61,11 +61,11 @@ class Batch:
 class BatchesAhead:
     """The batches of the running epoch that were not delivered yet.
 
-    batches : the batches that workers were not asked for yet
+    batches : the batches that were not requested from workers yet
     has_more : whether `batches` may yield another batch
     order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
         A task that is not in `order` belongs to an epoch that was left early. The answer to this
-        task is dropped, and its slot becomes free
+        task is dropped, and the task's slot becomes free
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -122,7 +122,7 @@ class Stage:
             self._ask()
 
     def next(self) -> Batch:
-        """Returns the next batch. Its tree is a Failure if reading it has failed. Raises
+        """Returns the next batch. Its tree is a Failure if reading the batch has failed. Raises
         StopIteration at the end of the epoch. Raises MonarchError if a worker is gone; this also
         ends the epoch."""
         self._give_back()

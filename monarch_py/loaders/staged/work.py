@@ -62,7 +62,8 @@ class Work:
 class Times(NamedTuple):
     """A worker's time for one batch [s].
 
-    computing : the time on a processor, or waiting for one;  waiting : all other time
+    computing : how long the worker ran on a processor or waited for a processor
+    waiting : all other time
     """
 
     waiting: float
@@ -106,7 +107,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that was raised while a batch was read, as a worker sends it.
+    """An exception that was raised while a batch was read, in the form in which a worker sends it.
 
     text : the worker's traceback; "" if the training's own process has read the batch
     """
@@ -174,7 +175,7 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
 
     inherited : the training's ends of pipes, which a forked worker has inherited and must close
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends its workers itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
