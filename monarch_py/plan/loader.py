@@ -146,8 +146,8 @@ class Loader:
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
-        possibly a view of `order`. Column r has the samples of rank r in the order of access. It is
-        padded with NONE as `per_rank` says."""
+        possibly a view of `order`. Column r has the samples of rank r in the order of access. Its
+        end is padded with NONE as `per_rank` describes."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])

@@ -33,7 +33,7 @@ Units = Int32s
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset: the training's, for example, or the validation's.
+    """One loop over a dataset, for example the loop of the training or of the validation.
 
     every : n if the loop runs in every n-th epoch
     lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE.

@@ -86,7 +86,7 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 
 
 def lru(job: Job, *, shared: bool = False) -> Decision:
-    """Evicts the least recently used file, and admits every miss.
+    """Evicts the least recently used file, and admits every missed file.
 
     If the order is random and the dataset exceeds the cache, LRU has few hits: it evicts files that
     were not used in this epoch yet, although these files are needed soonest.

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Stands in the place of a storage class if no class holds the file. It is the number of the staging
-# buffer, which holds no copies.
+# Stands in the place of a storage class if no class holds the file. MISS is the number of the
+# staging buffer, which holds no copies.
 MISS = STAGING
 
 
@@ -126,8 +126,8 @@ class FarthestUse:
     than that of every held file (Belady 1966, with bypass).
 
     If all files have one size, no policy hits more often. Otherwise this is a heuristic. To make
-    room for a file, it evicts as many files as needed, but only files with a farther next use. A
-    copy stays in the class that admitted it.
+    room for a file, the cache evicts as many files as needed, but only files with a farther next
+    use. A copy stays in the class that admitted it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     sizes : (files,) [bytes], a list, which the caches of all nodes may share
@@ -171,7 +171,7 @@ class FarthestUse:
         upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
         now : the number of the latest access; a heap entry is stale if its use is not after `now`
 
-        Returns the files that were evicted for this file, or None if it was not admitted.
+        Returns the files that were evicted for this file, or None if this file was not admitted.
         """
         if upcoming == NEVER:
             return None
@@ -195,14 +195,14 @@ class FarthestUse:
         """Makes room for a file of `size` bytes, and pushes `key`, the file's entry, onto the heap.
 
         Evicts the files with the farthest next use until a class has enough room. Evicts only files
-        whose next use is farther than the use in `key`. If that does not suffice, changes nothing.
-        Returns the class that has the room, or MISS, and the evicted files."""
+        whose next use is farther than the use in `key`. If that frees too little room, changes
+        nothing. Returns the class that has the room, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
             # A shortcut: one file replaces one file. If all files have one size, this is the only
-            # case. It takes half the work of the general case.
+            # case. The shortcut takes half the work of the general case.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS

@@ -27,9 +27,9 @@ Number = TypeVar("Number", bound=np.generic)
 
 class NodePolicy:
     """Decides which files a node keeps and in which tier, which staged files it drops, and which
-    nodes it asks for a file. It knows only what these methods have told it: `share` sets which node
-    owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets which
-    files are used next.
+    nodes it asks for a file. The policy knows only what these methods have set: `share` sets which
+    node owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets
+    which files are used next.
 
     Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
     simulator. `ids` are always (n,) such numbers.
@@ -155,8 +155,8 @@ class NodePolicy:
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Adds (n,) files to the files that are divided among the nodes. Their numbers follow those
-        of the files added before.
+        """Adds (n,) files to the files that are divided among the nodes. The numbers of these
+        files follow the numbers of the files that were added before.
 
         owner : (n,) the owner of each file, NOBODY for none
         kept : (n,) whether this node keeps the file

@@ -1,8 +1,9 @@
 """The owner of each file when there is no plan: rendezvous hashing, weighted by room.
 
 Every node computes the owners by itself, from the catalog and the nodes' quotas, without any
-communication. When a node joins or leaves, only its own files change owners (Thaler and Ravishankar
-1998; weights as in Schindelhauer and Schomaker 2005).
+communication. When a node joins, only files that it takes over change owners. When a node leaves,
+only files that it owned change owners (Thaler and Ravishankar 1998; weights as in Schindelhauer and
+Schomaker 2005).
 """
 
 import numpy as np

@@ -117,8 +117,8 @@ class Routing:
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         """Returns the time until a file arrives from a place [s], or None if the place's rate is
         unknown. The time is that for moving the file, plus the same time for each file that the
-        thread must move first.
-        The threads divide the queue evenly, and move the blocks of a file in parallel."""
+        thread must move first. The threads divide the queue evenly, and move the blocks of a file
+        in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

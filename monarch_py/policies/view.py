@@ -98,8 +98,8 @@ class Job:
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
         """When each node first uses each file, (nodes, files). This is the position of the node's
-        first access to the file among all its accesses, over all epochs; NEVER if the node does not
-        use the file."""
+        first access to the file among all accesses of the node, over all epochs; NEVER if the node
+        does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):

@@ -54,7 +54,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of room, and the noise that they were computed with.
+    """Prices of room, and the noise with which they were computed.
 
     room : (nodes,), the price of a byte of room;  width : the width of the noise that breaks ties;
     draws : (files,) uniform in [0, 1), from which the noise is derived

@@ -1,7 +1,8 @@
 """Chooses the order in which whole epochs run (SOLAR 4.2).
 
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
-SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
+SOLAR chooses the order of epochs such that an epoch begins with samples that the previous epoch
+used last.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
 epoch to the next. An edge costs the samples that are loaded when the epoch changes. The buffers
