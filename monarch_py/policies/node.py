@@ -31,8 +31,8 @@ class NodePolicy:
     node owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets
     which files are used next.
 
-    Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
-    simulator. `ids` are always (n,) such numbers.
+    Files are numbered from 0 on. In the daemon, a file has the number of its entry in the catalog;
+    in the simulator, it has its number in the job. `ids` are always (n,) such numbers.
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file

@@ -114,7 +114,7 @@ class Ring:
             self.close_descriptor()
 
     def __getstate__(self) -> dict[str, Any]:
-        # DupFd gives a child process a descriptor of its own. It works only while a Process is
+        # DupFd gives a child process a descriptor of its own. DupFd works only while a Process is
         # being started.
         return {
             "slots": self.slots,

@@ -296,9 +296,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None takes the number of batches that the iterator has handed out. A
-            DataLoader with workers asks for batches ahead, so that number is too large: give
-            `done`. StatefulDataLoader counts batches itself and does not need `done`
+            beginning. None takes the number of batches that the iterator has handed out. If
+            a DataLoader has workers, the iterator has handed out more batches than the training has
+            got: give `done`. StatefulDataLoader counts batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():

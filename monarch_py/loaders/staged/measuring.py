@@ -60,7 +60,7 @@ class Advice:
     measured: Measured = field(default_factory=dict)
 
     def epoch_seconds(self, workers: int) -> float:
-        """Returns how long an epoch takes by the model [s]."""
+        """Returns how long an epoch takes according to the model [s]."""
         batches = -(-self.samples // self.batch)
         return batches * max(self.step_s, self.model.batch_seconds(workers, self.batch))
 

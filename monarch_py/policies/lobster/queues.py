@@ -56,9 +56,9 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time. Among results with the least
-    difference, it is the one whose largest time is smallest. Raises PolicyError if there are more
-    queues than threads.
+    the difference between the largest and the smallest predicted time. If several results have the
+    least difference, the one with the smallest largest time is returned. Raises PolicyError if
+    there are more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
