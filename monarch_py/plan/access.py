@@ -17,8 +17,8 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# The position of a use that never happens; larger than every real position. The same number as
-# MONARCH_PLAN_NEVER in C.
+# Stands for the position of a use that never happens. It is larger than every real position, and
+# equals MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
 # `in_pieces` copies at most this many rows into contiguous memory at a time.
@@ -116,8 +116,9 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
     """Returns the frequencies' coefficient of variation: the standard deviation divided by the
     mean; 0 without accesses.
 
-    If it is near 0, a policy that exploits differences between units gains nothing. It is near 0 if
-    the units are files of many samples, because all such files are accessed about equally often.
+    If the coefficient is near 0, a policy that exploits differences between units gains nothing.
+    This is so if the units are files of many samples, because all such files are accessed about
+    equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0

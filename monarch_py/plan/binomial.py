@@ -1,6 +1,6 @@
 """The probability distribution of how often a node accesses a sample (section 3.1 of NoPFS).
 
-It follows from a formula, so no order of samples is computed.
+The distribution follows from a formula, so no order of samples is computed.
 
 In each epoch every sample goes to one of N nodes at random. Let X be the number of times that a
 node accesses a sample in E epochs. X is binomial with E trials of probability 1 / N.
@@ -21,8 +21,8 @@ def distribution(epochs: int, nodes: int) -> Floats:
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # Logarithms of P(k + 1) / P(k). Their sums are accurate even if P(0) is too small for a float;
-    # products of the ratios would not be.
+    # These are the logarithms of P(k + 1) / P(k). Sums of logarithms are accurate even if P(0) is
+    # too small for a float. Products with P(0) as a factor would then be 0.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

@@ -24,7 +24,7 @@ PATTERNS = {
     "webdataset": ("*.tar",),
 }
 
-# The extensions of the file names that torchvision's ImageFolder takes for images.
+# The file name extensions by which torchvision's ImageFolder recognises images.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 # The samples of one file: their offsets and their lengths [bytes].
@@ -133,8 +133,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """Returns the index of files that consist of a header and of records, which all have the same
-    size. Raises ConfigError if the last record of a file is incomplete."""
+    """Returns the index of files that consist of a header and of records of one size. Raises
+    ConfigError if the last record of a file is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 

@@ -13,7 +13,7 @@ from monarch_py.plan.timeline import Run, Units
 WRONG, DEVIATIONS = 0.4, 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# How many planned accesses may have happened for each access that was seen.
+# For each access that was seen, up to this many accesses of the plan may have happened.
 UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
@@ -87,7 +87,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
     """Returns two shares of accesses. The first share would fit if the accessed units were random
     units of the plan; the second would fit if the accessed units were random units of `runs`.
 
-    runs : the node's runs, each with the share of random accesses to its units that would fit
+    runs : the node's runs, each with the share of random accesses to the run's units that would
+        fit
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -99,7 +100,7 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run that a node is probably in.
+    """Finds the part of the run in which a node probably is.
 
     evidence : (n,) the units that the node opened last
 
@@ -114,8 +115,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # This is the chance of a random unit of the plan, not of a random unit of this run. A node with
-    # another seed, or in another epoch, uses units outside this run too.
+    # This is the probability that a random unit of the whole plan lies in such a part of the run.
+    # Not only units of this run count, because a node with another seed or in another epoch uses
+    # units outside this run too.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

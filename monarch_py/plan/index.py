@@ -35,7 +35,7 @@ class Units:
     """The units in which a plan counts accesses: samples, files or parts of files.
 
     lookup : (samples + 1,) int32, the unit of each sample; None if every sample is a unit of its
-        own. The last element is NONE. So the array maps NONE, which is -1, to NONE
+        own. The last element is NONE. Since NONE is the index -1, the array maps NONE to NONE
     length : (units,) int64, the size of each unit [bytes]
     """
 
@@ -78,7 +78,7 @@ class Index:
         sizes: Sequence[int] | Array,
         samples: tuple[Any, Any, Any] | None = None,
     ) -> "Index":
-        """Returns the index of files with these names, relative to `root`, and sizes [bytes].
+        """Returns the index of files that have these names (relative to `root`) and sizes [bytes].
 
         samples : the samples' files, offsets and lengths [bytes]; None if each file is one sample
 
@@ -254,7 +254,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
                 return _arrays_of(stored)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    # RuntimeError: zipfile found an unknown method or version, or an encrypted member.
+    # RuntimeError: zipfile found an encrypted member, or a compression that it does not know.
     except (BadZipFile, EOFError, RuntimeError, struct.error, zlib.error):
         raise ValueError("it is damaged") from None
 

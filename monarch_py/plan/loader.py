@@ -102,7 +102,8 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """The largest number of samples that any rank has, before `drop_last` drops any."""
+        """The number of samples of the rank with the most, before `drop_last` leaves out
+        samples."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":
             return count
@@ -125,7 +126,7 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """The number of rows of a step: the most samples that any rank may have in it."""
+        """The number of rows of a step: the most samples that any rank may have in a step."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property
@@ -145,8 +146,8 @@ class Loader:
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
-        possibly a view of `order`. Column r has the samples of rank r in the order of access. It is
-        padded with NONE as `per_rank` says."""
+        possibly a view of `order`. Column r has the samples of rank r in the order of access. Its
+        end is padded with NONE as `per_rank` describes."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])

@@ -18,7 +18,8 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import SAMPLERS, check_choice
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
-# Every plan's file contains this text, which says what it is and in which version of the format.
+# Every plan's file contains this text, which says that the file is a plan, and the version of the
+# format.
 FORMAT = "monarch plan 1"
 
 # Fields of a Plan that its file stores as integers, under the fields' names.

@@ -25,8 +25,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import RECENT, Run, Units
 
 # JUDGED: how many of the last accesses decide whether the position is lost.
-# WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. It is below
-# 100, so that 100 accesses of a rank suffice, however they are divided among the daemon's
+# WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. WEIGHED is
+# below 100, so that 100 accesses of a rank suffice, however they are divided among the daemon's
 # observations.
 JUDGED, WEIGHED = 40, 70
 # Thresholds for `Evidence.explained`. A position is lost at LOST or below, and found again at
@@ -35,7 +35,8 @@ LOST, FOUND_AGAIN = 0.3, 0.5
 # The front is limited to about SEEN times the number of places seen, because accesses of other
 # programs can move the front too.
 SEEN = 4
-# The distance to the next use of a unit if no next use is known; larger than every known distance.
+# Stands for the distance to the next use of a unit if no next use is known. It is larger than every
+# known distance.
 NOT_SOON = np.iinfo(np.int64).max
 
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)
@@ -230,8 +231,8 @@ class PositionEstimator:
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Adds the units of one observation to the evidence, except units that `knows_again`
-        recognises.
+        """Adds the units of one observation to the evidence. Leaves out units that do not fit but
+        that `knows_again` recognises.
 
         units : (n,), observed units that no other plan explains
         fits : (n,), whether each of them fitted
@@ -280,7 +281,7 @@ class PositionEstimator:
     @property
     def recent(self) -> Units:
         """The units of the last observations, (n,). As many observations are included as are needed
-        for SEARCHED units, or all if they have fewer units."""
+        for SEARCHED units, or all observations if these have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -360,8 +361,8 @@ class PositionEstimator:
         estimator has now. Another thread may call the function later.
 
         The function returns two arrays (units,): the number of accesses until the next use of each
-        unit, and until the use after that. An element is NOT_SOON if neither this run nor the next
-        run still has the use."""
+        unit, and until the use after that. An element is NOT_SOON if the use is neither in the
+        rest of this run nor in the next run."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None

@@ -36,8 +36,8 @@ from monarch_py.yaml_files.values import (
 
 T = TypeVar("T")
 
-# For each split that depends on the samples' holders: the keys that a part with this split may
-# have, but a part with one of the PLAIN_SPLITS may not.
+# Maps each split that depends on the samples' holders to the keys that a part with this split may
+# have in addition.
 OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
@@ -75,8 +75,8 @@ SamplerKind = Annotated[str, replace(choice(*SAMPLERS), value="name")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKeys(Keys):
-    """The keys of all kinds of samplers. A kind has those keys that are fields of its class in
-    SAMPLERS.
+    """The keys of all kinds of samplers. A kind of sampler has only the keys that are fields of
+    its class in SAMPLERS.
 
     kind : the kind of sampler
     seed : the seed of the sampler's generator
@@ -294,8 +294,9 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """Returns the result of `make`. If `make` raises a ConfigError whose text begins with a key,
-    raises it again with the file and line of that key."""
+    """Returns the result of `make`. If `make` raises a ConfigError, raises one that also names
+    file and line: of `key` if it is given, else of the key with which the error's text begins, else
+    of `spot`."""
     try:
         return make()
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-A Loader (plan/loader.py) distributes the samples of an epoch by their positions in the order alone.
+A Loader (plan/loader.py) distributes the samples of an epoch only by their positions in the order.
 The schedules here depend on the samples themselves: on their holders, or on their groups.
 """
 
@@ -29,7 +29,7 @@ class EpochSchedule:
     starts : (steps * ranks + 1,) int64; the batch of step s and rank r is
         samples[starts[s * ranks + r] : starts[s * ranks + r + 1]]
     loads : (steps * ranks,) int32, how many samples of each batch the rank's node does not hold;
-        these come first in the batch. None if holders are unknown
+        these samples come first in the batch. None if holders are unknown
     """
 
     samples: Int32s

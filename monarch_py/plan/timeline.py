@@ -16,13 +16,13 @@ from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 
 # The largest number of nodes. Arrays of all nodes' accesses store the number of a node in 2 bytes.
 MAX_NODES = 1 << 16
-# USUAL_AHEAD: how many batches a DataLoader's workers have in flight if the plan does not specify
-# it (eight workers with four batches each).
+# USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
+# names no workers (eight workers with four batches each).
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
 # AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because accesses in any
 # order would fit a larger window.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
-# Groups that a GroupLoader reads ahead: as many as it has buffers.
+# A GroupLoader reads this many groups ahead, one into each of its buffers.
 AHEAD_GROUPS = 2
 # plan/position.py remembers the places of this many of the last accesses that fitted. It estimates
 # a node's position, the front, such that a quarter of these places lies before the front.
@@ -33,7 +33,7 @@ Units = Int32s
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset: the training's, for example, or the validation's.
+    """One loop over a dataset, for example the loop of the training or of the validation.
 
     every : n if the loop runs in every n-th epoch
     lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE.
@@ -61,8 +61,8 @@ class Part:
 
     def number(self, epoch: int) -> int:
         """Converts an epoch of the training to an epoch of the part's sampler. The two are equal if
-        the sampler counts all epochs (Sampler.by_epoch). Otherwise it counts only the epochs in
-        which its part runs."""
+        the sampler counts all epochs (Sampler.by_epoch). Otherwise the sampler counts only the
+        epochs in which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -112,7 +112,7 @@ class Run:
     units : (n,) int32, in the order of their first use
     place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : the most places by which an access may be earlier than in the plan
+    window : by how many places, at most, an access may come earlier than in the plan
     """
 
     epoch: int
@@ -136,7 +136,7 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # How many steps early an access may be: W workers that each prepare P batches have W * P
+        # An access may come this many steps early: W workers that each prepare P batches have W * P
         # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
@@ -257,8 +257,8 @@ class Timeline:
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """Returns the position of the first access in a batch. It is the first position of a
-        training that starts with this batch. Raises ConfigError if there is no such batch."""
+        """Returns the position of the first access in a batch. A training that starts with this
+        batch begins at this position. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(

@@ -62,8 +62,9 @@ def lbann_dynamic(job: Job) -> Decision:
     reads a sample first keeps it in memory for all nodes.
 
     Assumption: a node whose memory is full keeps no further samples, and these are read again in
-    every epoch. One memory may be full while another has room, because the nodes' shares differ in
-    size. Raises PolicyError if the dataset is larger than all memories together.
+    every epoch. The memory of one node may be full while that of another node has room, because the
+    nodes' shares differ in size. Raises PolicyError if the dataset is larger than all memories
+    together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes use a sample first at the same time, the node with the lowest number keeps

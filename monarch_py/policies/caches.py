@@ -38,10 +38,10 @@ def first_fit(job: Job) -> Decision:
     (Dantas 2022, 4.1.2).
 
     If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset of
-    size D and a cache of size C: the epoch reads D, and at its start at most C is cached. A cache
-    that keeps any subset of size C reaches that bound, because the kept files are hits in every
-    epoch. (This is the argument for MinIO's cache, Mohan et al. 2021, 4.1.) Hence this policy is
-    the default.
+    size D and a cache of size C: the epoch reads D, of which at most C is cached at the start of
+    the epoch. A cache that keeps any subset of size C reaches that bound, because the kept files
+    are hits in every epoch. (This is the argument for MinIO's cache, Mohan et al. 2021, 4.1.) Hence
+    this policy is the default.
     """
     first = job.first_use
     copies = copies_of(
@@ -86,10 +86,10 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 
 
 def lru(job: Job, *, shared: bool = False) -> Decision:
-    """Evicts the least recently used file, and admits every miss.
+    """Evicts the least recently used file, and admits every missed file.
 
-    If the order is random and the dataset exceeds the cache, LRU has few hits. It evicts the files
-    that were not used in this epoch yet, and these are needed soonest.
+    If the order is random and the dataset exceeds the cache, LRU has few hits: it evicts files that
+    were not used in this epoch yet, although these files are needed soonest.
     """
 
     def begin() -> Iterator[Served]:

@@ -5,8 +5,8 @@ The caches are plain loops over dictionaries and heaps. Array operations would n
 every access changes what the next one finds. With 200,000 files in the cache, an access takes 0.4
 to 0.7 us with LRU, plus 0.4 us for each further class, and 1.1 us with farthest next use.
 benchmarks/policies measures a whole simulation: ten million accesses to two million files, half of
-them cached. With orders and next uses, an access took 1.1 us with LRU, and 1.8 us with farthest
-next use.
+them cached. Including the computation of orders and next uses, an access took 1.1 us with LRU, and
+1.8 us with farthest next use.
 """
 
 import heapq
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Stands in the place of a storage class if no class holds the file. It is the number of the staging
-# buffer, which holds no copies.
+# Stands in the place of a storage class if no class holds the file. MISS is the number of the
+# staging buffer, which holds no copies.
 MISS = STAGING
 
 
@@ -126,8 +126,8 @@ class FarthestUse:
     than that of every held file (Belady 1966, with bypass).
 
     If all files have one size, no policy hits more often. Otherwise this is a heuristic. To make
-    room for a file, it evicts as many files as needed, but only files with a farther next use. A
-    copy stays in the class that admitted it.
+    room for a file, the cache evicts as many files as needed, but only files with a farther next
+    use. A copy stays in the class that admitted it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     sizes : (files,) [bytes], a list, which the caches of all nodes may share
@@ -140,8 +140,8 @@ class FarthestUse:
         self._files = len(sizes)
         self._level = bytearray(self._files)
         # An entry is -(next use x number of files + file), so the smallest entry has the farthest
-        # next use. When a file is used, its old entry becomes stale: the use in that entry is past.
-        # So a stale entry reaches the top only after all valid entries.
+        # next use and is at the top. When a file is used, its old entry becomes stale: the use in
+        # that entry is past. So a stale entry reaches the top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -169,9 +169,9 @@ class FarthestUse:
         """Decides whether to admit a file that was loaded and is not held.
 
         upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
-        now : the number of the latest access; entries of the heap whose use is not later are stale
+        now : the number of the latest access; a heap entry is stale if its use is not after `now`
 
-        Returns the files that were evicted for this file, or None if it was not admitted.
+        Returns the files that were evicted for this file, or None if this file was not admitted.
         """
         if upcoming == NEVER:
             return None
@@ -195,14 +195,14 @@ class FarthestUse:
         """Makes room for a file of `size` bytes, and pushes `key`, the file's entry, onto the heap.
 
         Evicts the files with the farthest next use until a class has enough room. Evicts only files
-        whose next use is farther than the use in `key`. If that does not suffice, changes nothing.
-        Returns the class that has the room, or MISS, and the evicted files."""
+        whose next use is farther than the use in `key`. If that frees too little room, changes
+        nothing. Returns the class that has the room, or MISS, and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
             # A shortcut: one file replaces one file. If all files have one size, this is the only
-            # case. It takes half the work of the general case.
+            # case. The shortcut takes half the work of the general case.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -258,7 +258,7 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Removes the stale entries from the heap. Every use of a file leaves one."""
+        """Removes the stale entries from the heap. Every use of a file leaves one stale entry."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)

@@ -59,8 +59,8 @@ def classes_of(
 
 
 def first_fit_policy(node: int, files: Ints) -> NodePolicy:
-    """Returns the policy of a node that keeps files for itself only, and uses these files in this
-    order."""
+    """Returns the policy of a node that keeps files only for itself. The node uses these files in
+    this order."""
     policy = NodePolicy(node)
     policy.foresee(files)
     return policy

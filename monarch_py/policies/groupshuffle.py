@@ -52,7 +52,7 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
 
 def _fitting(job: Job) -> int:
     """Returns the largest group size [samples] with which two groups fit into every staging buffer.
-    It is found by bisection, because larger groups take more room."""
+    Bisection finds this size, since larger groups take more room."""
     room = int(job.cluster.capacity[:, STAGING].min()) // BUFFERS
     groups = range(1, job.files + 1)
     return max(1, bisect_right(groups, room, key=partial(largest_group, job.sizes)))

@@ -28,7 +28,8 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
     NOBODY.
 
     keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
-    extra : whether a node also holds files of other owners, in the room that its own files leave
+    extra : whether a node also holds files of other owners, in the room that the node's own files
+        leave
     """
     owner = owners(keys, sizes, quotas)
     columns = [owner]

@@ -27,16 +27,16 @@ Number = TypeVar("Number", bound=np.generic)
 
 class NodePolicy:
     """Decides which files a node keeps and in which tier, which staged files it drops, and which
-    nodes it asks for a file. It knows only what these methods have told it: `share` sets which node
-    owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets which
-    files are used next.
+    nodes it asks for a file. The policy knows only what these methods have set: `share` sets which
+    node owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets
+    which files are used next.
 
-    Files are numbered from 0 on: by the catalog's entries in the daemon, by the job's files in the
-    simulator. `ids` are always (n,) such numbers.
+    Files are numbered from 0 on. In the daemon, a file has the number of its entry in the catalog;
+    in the simulator, it has its number in the job. `ids` are always (n,) such numbers.
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file
-    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over it
+    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over `kept`
     follows_plan : whether a plan determines what is kept here
     planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
         file that is not to be kept, UNPLANNED for a file that is in no plan
@@ -54,7 +54,7 @@ class NodePolicy:
 
     def owners(self, ids: Ints) -> Int32s:
         """Returns (n,) the owner of each file. The owner keeps the file, and no other node reads
-        the file from the source. NOBODY: each node reads the file for itself."""
+        the file from the source. NOBODY if each node reads the file for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
@@ -110,8 +110,8 @@ class NodePolicy:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
         means that the source is read. This node goes to the source for its own files, and for files
         that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
-        first holder does not bring the file, the second one is asked. Only the owner fills a file
-        that it does not have; the other holder may have no copy yet.
+        first holder does not send the file, the second one is asked. A holder that has no copy yet
+        makes one on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """
@@ -134,7 +134,7 @@ class NodePolicy:
         return others
 
     def second_copies(self) -> Uints:
-        """Returns the files of other owners that this node keeps as well, in spare room."""
+        """Returns the files that this node keeps although other nodes own them."""
         owners = self._holders[:, 0]
         is_foreign = (owners != NOBODY) & (owners != self.node)
         return np.flatnonzero(self.kept & is_foreign).astype(np.uint64)
@@ -155,8 +155,8 @@ class NodePolicy:
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Adds (n,) files to the files that are divided among the nodes. Their numbers follow those
-        of the files added before.
+        """Adds (n,) files to the files that are divided among the nodes. The numbers of these
+        files follow the numbers of the files that were added before.
 
         owner : (n,) the owner of each file, NOBODY for none
         kept : (n,) whether this node keeps the file
@@ -194,7 +194,7 @@ class NodePolicy:
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used. From now on their next uses are not known."""
+        """Notes that these files were used. Their next uses are unknown from now on."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
@@ -214,7 +214,7 @@ class NodePolicy:
 
     def adopt(self, ids: Ints) -> None:
         """Notes that this node owns these files from now on, and forgets the tiers that a plan has
-        chosen for them."""
+        chosen for these files."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True

@@ -1,8 +1,9 @@
 """The owner of each file when there is no plan: rendezvous hashing, weighted by room.
 
 Every node computes the owners by itself, from the catalog and the nodes' quotas, without any
-communication. When a node joins or leaves, only its own files change owners (Thaler and Ravishankar
-1998; weights as in Schindelhauer and Schomaker 2005).
+communication. When a node joins, only files that it takes over change owners. When a node leaves,
+only files that it owned change owners (Thaler and Ravishankar 1998; weights as in Schindelhauer and
+Schomaker 2005).
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from monarch_py.policies.view import PFS, STAGING, Bools, Cluster, Floats, Int32
 
 Keys = npt.NDArray[np.uint64]
 
-# How many scores are computed at a time; they take 32 MiB.
+# This many scores are computed at a time. They take 32 MiB.
 PORTION = 1 << 22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -60,8 +61,8 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, whether or not it has
-    room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
+    """Returns (files,) int32, the node with the least score for each file, whether or not the node
+    has room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
@@ -108,8 +109,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns (files,) which files of other owners a node keeps as well, in the room that its own
-    files leave. The node then need not fetch these files in every epoch.
+    """Returns (files,) which files of other owners a node keeps as well, in the room that the
+    node's own files leave. The node then need not fetch these files in every epoch.
 
     keys, sizes, owner : (files,), as in `owners`;  quota : the node's quota [bytes]
     """

@@ -33,9 +33,9 @@ def deepio_opportunistic(job: Job) -> Decision:
     only samples that are in some node's memory.
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
-    in memory to the nodes at random, each sample once. If the epoch needs more samples, it deals
-    them again. So with N nodes, one in N samples is local. Samples that did not fit into any memory
-    are not used.
+    in memory to the nodes at random, each sample once. If the epoch needs more samples than are in
+    memory, it deals the samples again. So with N nodes, one in N samples is local. Samples that did
+    not fit into any memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)
@@ -115,8 +115,8 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     holder : the same shape, the node that holds each file, or PFS.
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
-    `batch` of the step's files. A node first gets files that it holds, as many as the step has, but
-    at most `batch`. Then it gets files that are left over.
+    `batch` of the step's files. First, each node gets the step's files that it holds, but at most
+    `batch`. Then the files that are left over fill the nodes' batches.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)

@@ -1,7 +1,8 @@
 """Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
-The content of a cache at the start of an epoch depends on all epochs before. So a policy that
-evicts copies is written as a generator of epochs. `Replay` gives the result for any epoch.
+The content of a cache at the start of an epoch depends on all previous epochs. So a policy that
+evicts copies is written as a generator, which yields a result for each epoch in order. `Replay`
+gives the result for any epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
-# The results of this many epochs are kept: the current epoch, and the next ones, which a prefetcher
-# reads ahead of training.
+# The results of this many epochs are kept: of the current epoch, and of the next epochs, whose
+# files are prefetched before training needs them.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
@@ -88,8 +89,8 @@ def _upcoming(
     """Returns, for each access, the next use of its file after this access; NEVER for NO_FILE. The
     accesses are in order of time.
 
-    upcoming : (files,) the first use of each file after these accesses. It is changed in place, so
-        that it includes the uses by these accesses
+    upcoming : (files,) the first use of each file after these accesses. The array is changed in
+        place: afterwards it has the first use from the beginning of these accesses on
     """
     is_used = files != NO_FILE
     if not is_used.all():
@@ -97,7 +98,7 @@ def _upcoming(
         padded[is_used] = _upcoming(files[is_used], times[is_used], upcoming)
         return padded
     after = upcoming[files]
-    # A file may be used again within the epoch (sampling with replacement).
+    # With sampling with replacement, a file may be used again within the epoch.
     by_file = np.argsort(files, kind="stable")
     again = files[by_file][1:] == files[by_file][:-1]
     after[by_file[:-1][again]] = times[by_file[1:][again]]

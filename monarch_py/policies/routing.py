@@ -15,7 +15,8 @@ from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
 # A place is where a file can be read. Place SOURCES is all sources together; place n + 1 is node n.
 SOURCES = 0
-# A place that was not chosen for this time is tried again, because it may have become faster [s].
+# A place that has not been chosen for this long [s] is tried again, because the place may have
+# become faster.
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
 # PART : the source is read instead of a node's copy only if reading the source takes less than this
@@ -26,7 +27,7 @@ NOTICED_S, PART = 0.1, 0.5
 @dataclass
 class Routing:
     """The places that have files, as one node sees them at one moment. Each choice adds the file to
-    the queue of the chosen place, and later choices take that into account.
+    the queue of the chosen place, so that later choices consider the longer queue.
 
     rate : returns the rate of one reader at a place, given the place and the number of readers
         there [bytes/s]; None if it is unknown
@@ -53,8 +54,8 @@ class Routing:
         """Chooses between nodes and source for each file that a node is known to have. Of two nodes
         the faster one is put first. Returns the number of files for which the source was chosen.
 
-        asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: the faster node comes
-            first, or all are PFS if the source is chosen
+        asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: in each row, the
+            faster node comes first, or all elements are PFS if the source is chosen
         has : (n, ASKED) which of these nodes are known to have the file; reordered like `asked`
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
@@ -79,8 +80,8 @@ class Routing:
         return int(least)
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
-        """Whether the second of two nodes is faster. False if the first node was not asked for a
-        long time, so that it is asked again: it may be fast by now."""
+        """Whether the second of two nodes is faster. False if the first node has not been asked for
+        TRY_AGAIN_S: then the first node is asked again, because it may be fast by now."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
@@ -88,8 +89,8 @@ class Routing:
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
         """Whether to read a file from the source although a node has the file. False if the node
-        delivers in time: all nodes share the source, so it is spared. Adds the file to the queue of
-        the chosen place."""
+        delivers in time, because all nodes share the source and should spare it. Adds the file to
+        the queue of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
@@ -114,9 +115,10 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if it is unknown. This is
-        the time to move the file, plus the same time for each file that the thread must move first.
-        The threads divide the queue evenly, and move the blocks of a file in parallel."""
+        """Returns the time until a file arrives from a place [s], or None if the place's rate is
+        unknown. The time is that for moving the file, plus the same time for each file that the
+        thread must move first. The threads divide the queue evenly, and move the blocks of a file
+        in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

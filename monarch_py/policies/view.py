@@ -98,8 +98,8 @@ class Job:
     @cached_property
     def first_use(self) -> npt.NDArray[np.int64]:
         """When each node first uses each file, (nodes, files). This is the position of the node's
-        first access to the file among all its accesses, over all epochs; NEVER if the node does not
-        use the file."""
+        first access to the file among all accesses of the node, over all epochs; NEVER if the node
+        does not use the file."""
         first = np.full((self.cluster.nodes, self.files), NEVER, dtype=np.int64)
         before = 0
         for epoch in range(self.epochs):
@@ -171,7 +171,8 @@ class Served:
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
         to; STAGING if it writes to none. Class `into` gets the file itself. Each slower class down
-        to `down` gets the files pushed out of the class before it, as many bytes as the file has.
+        to `down` gets files that are pushed out of the next faster class; their total size counts
+        as the size of the file.
         The classes are those of the file's owner; if the file has no owner, those of the node that
         uses the file. A missed file is read through its owner if the file goes into one of the
         owner's classes
@@ -188,7 +189,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of a policy: what it wants done.
+    """The result of a policy: which copies to make, and how nodes read files.
 
     staging : whether files are prefetched into the staging buffer in the exact order of access
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used

@@ -11,7 +11,7 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The largest number of copies: C numbers copies with int32.
+# The largest number of copies. The C code numbers the copies with int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
@@ -43,7 +43,7 @@ class Measured:
 
     epoch_end : (epochs,), when each epoch ended [s]
     bytes, node_bytes : (epochs, 4), (nodes, 4), the bytes read from each of PLACES
-    reused : (epochs,), the bytes read from copies of earlier epochs
+    reused : (epochs,), the bytes read from copies that were made in earlier epochs
     stall, compute : (ranks,), how long each rank waited for samples, and how long it computed [s]
     filled : (nodes,), the bytes read from the file system for copies and for other nodes
     pfs_bytes : (epochs,), all bytes read from the file system
@@ -198,7 +198,7 @@ def _dealt(values: Array, ranks: int) -> Array:
     steps, ranks, samples). This is needed for policies that form their own steps: such a policy
     says only which samples each node takes.
 
-    The ranks take the samples of a step in turn. A rank for which none is left gets NO_FILE.
+    The ranks take the samples of a step in turn. NO_FILE pads a rank that takes fewer samples.
     """
     nodes, steps, width = values.shape
     each = -(-width // ranks)

@@ -10,8 +10,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.policies.view import NO_FILE, Cluster, Job
 from monarch_py.simulator.scenario import Scenario
 
-# Number of epochs whose orders are kept. The engine needs two, and a policy that looks ahead needs
-# a few more.
+# The orders of this many epochs are kept. The engine needs the orders of two epochs, and a policy
+# that looks ahead needs a few more.
 ORDERS_KEPT = 4
 # The largest number of threads of all nodes together. Each thread has an event of its own in the
 # engine.

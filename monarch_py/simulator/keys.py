@@ -23,8 +23,8 @@ from monarch_py.util.spelling import hint
 from monarch_py.yaml_files.keys import declared, missing, read_as
 from monarch_py.yaml_files.nodes import Spot, load_document
 
-# At least this share of a size law's draws must lie between min and max. With a smaller share,
-# redrawing would take too long.
+# At least this share of the sizes that are drawn from a law must lie between min and max. With a
+# smaller share, redrawing would take too long.
 LEAST_SHARE = 1e-3
 # Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
 # configuration, which was given by mistake.

@@ -11,8 +11,8 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
                         the first fill
 ``epoch_seconds``       the time of each epoch; the sum is the total (the time before the first
                         batch belongs to the first epoch)
-``stall_seconds``       how long a rank waited for samples, mean over the ranks. Not included are
-                        waits for other ranks at a barrier, and a fill before the first batch
+``stall_seconds``       how long a rank waited for samples, mean over the ranks, without waits for
+                        other ranks at a barrier and without a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
 ``share``, ``bytes``    how much came from each of ``staging``, ``local``, ``remote`` and ``pfs``:
                         the place from which a sample reached the staging buffer or the rank. Each

@@ -1,8 +1,8 @@
 """The scenario of a simulation: nodes, their storage, the PFS, the dataset, the training loop.
 
 All sizes are in bytes, and all rates in bytes per second. The fields of the classes also define the
-keys of a scenario's YAML file, by the rules of document/keys.py. simulator/keys.py reads and checks
-such a file. A scenario that is constructed in Python is not checked.
+keys of a scenario's YAML file, by the rules of yaml_files/keys.py. simulator/keys.py reads and
+checks such a file. A scenario that is constructed in Python is not checked.
 """
 
 import math
@@ -52,9 +52,9 @@ class Curve:
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
     Between two points the aggregate is interpolated linearly. Below the first point the aggregate
-    is proportional to the number, so the share of each is constant. Above the last point the
-    aggregate is constant, so the share of each falls. The paper does not define the rate outside
-    the points.
+    is proportional to the number of sharers, so the share of each sharer is constant. Above the
+    last point the aggregate is constant, so the share of each sharer falls with their number. The
+    paper does not define the rate outside the points.
     """
 
     points: Mapping[int, float]
@@ -145,10 +145,10 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw one new size for each size outside the bounds. The new sizes within the bounds
-            # replace the first sizes outside, in order; the next round replaces the remaining ones.
-            # Sizes and number of draws are the same as if each size were redrawn by itself until it
-            # lies within the bounds.
+            # Draw one new size for each size outside the bounds. The new sizes that lie within the
+            # bounds replace the first of the sizes outside, in order. The next round replaces the
+            # others. The resulting sizes and the number of draws are the same as if each size were
+            # redrawn by itself until it lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh

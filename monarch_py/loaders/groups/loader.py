@@ -32,7 +32,7 @@ from monarch_py.util.units import format_size
 class GroupTimes:
     """The reads and waits of an epoch so far.
 
-    groups, n_bytes : the number of groups that were read, and their bytes
+    groups, n_bytes : the number of groups that were read, and their total size [bytes]
     reading_s : how long the reads took in the reading process [s]
     first_wait_s : how long the training waited for the first group [s]
     wait_s : how long the training waited for all other groups together [s]
@@ -246,8 +246,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the part of an epoch from the step `begin` on. The reader was asked for none of
-        its groups yet."""
+        """Returns the part of an epoch from the step `begin` on. The reading process was not asked
+        for any group of this part yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -275,7 +275,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # a reader that is closed by now was asked for these groups
+            if ahead.asked:  # these groups were requested from a reader that is closed
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

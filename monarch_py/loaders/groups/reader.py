@@ -27,7 +27,7 @@ from monarch_py.util.processes import PROC, Identity
 # While the training waits for a group, it checks at this interval [s] that the reading process
 # runs. The reading process checks at the same interval that the training runs.
 LOOK_S = 0.25
-# If so many checks in a row find the reading process stopped (SIGSTOP), the training raises an
+# If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
 # error. Checks are counted instead of seconds, because a whole job may be stopped and continued:
 # meanwhile the clock goes on, but no checks are made.
 STOPPED_LOOKS = 10
@@ -66,7 +66,7 @@ class Answer:
 
 
 class GroupReader:
-    """Reads samples into two slots, in the order in which they are asked for.
+    """Reads samples into two slots, in the order of the calls of `ask`.
 
     dataset : has `read_into`;  slot_bytes : the size of the largest group [bytes]
     method : how the process is started, as multiprocessing names it; None for the default of
@@ -79,8 +79,9 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked reading process inherits `_link` too, and closes it. Otherwise it would keep the
-        # pipe open itself, and would not learn that this process has closed `_link`.
+        # A forked reading process inherits `_link` too, and must close its copy. Otherwise the
+        # reading process would keep the pipe open itself, and would not notice when this process
+        # closes `_link`.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,
@@ -202,7 +203,7 @@ def _serve(
     dataset: Any, ring: Ring, link: Connection, inherited: Sequence[Connection], parent: Identity
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the training's handler is not for this process
     for other in inherited:
         other.close()

@@ -42,10 +42,10 @@ class KeptDataset:
         dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
-    The processes of a user's job on a node share the memory if they make a KeptDataset from the
-    same dataset. Their workers share it too. The first process that reads a sample stores it. Other
-    processes find the sample only after all of it is stored. Nothing is evicted. The memory ends
-    with the last process.
+    On each node, the processes of one user's job share the memory if they make a KeptDataset from
+    the same dataset. The workers of these processes share the memory too. The first process that
+    reads a sample stores it. Other processes find the sample only after all of it is stored.
+    Nothing is evicted. The memory ends with the last process that maps it.
 
     A stored sample does not change after it was first read. So apply random augmentations after
     this dataset, and not in `dataset`.
@@ -162,7 +162,7 @@ class KeptDataset:
         self, numbers: Ints, places: Ints, starts: Ints, memory: Any, missing: Bools
     ) -> None:
         lengths = self.sizes[numbers[missing]]
-        # Make one request for all missing samples, so that all reads are in flight at once.
+        # Read all missing samples with one call, so that many reads are in flight at once.
         whole = (
             memory[: lengths.sum()]
             if missing.all()

@@ -64,10 +64,11 @@ class Ring:
 
     def _map(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, self.slots * self.slot_bytes)
-        # Set after mmap: if mmap fails, the caller closes fd, and __del__ must not close it again.
+        # Set `_fd` only after mmap: if mmap fails, the caller closes fd, and __del__ must not close
+        # fd again.
         self._fd = fd
         if hasattr(mmap, "MADV_DONTDUMP"):
-            self.memory.madvise(mmap.MADV_DONTDUMP)  # to leave it out of core dumps
+            self.memory.madvise(mmap.MADV_DONTDUMP)  # keeps the memory out of core dumps
         whole = np.frombuffer(self.memory, dtype=np.uint8)
         self._slots = list(whole.reshape(self.slots, self.slot_bytes))
 
@@ -77,10 +78,10 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads the numbers there before it fills the slot. Sent through the pipe, they could block
-        both processes: the training while it sends the numbers, and the worker while it sends a
-        large answer. Returns the argument for `read_numbers`: the count of numbers, a Pickled for
-        other keys, or the numbers themselves if the slot is too small for them."""
+        reads the numbers there before it fills the slot. If the numbers were sent through the pipe,
+        both processes could block: the training while it sends the numbers, and the worker while it
+        sends a large answer. Returns the argument for `read_numbers`: the count of numbers, a
+        Pickled for other keys, or the numbers themselves if the slot is too small for them."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)
@@ -113,7 +114,7 @@ class Ring:
             self.close_descriptor()
 
     def __getstate__(self) -> dict[str, Any]:
-        # DupFd gives a child process a descriptor of its own. It works only while a Process is
+        # DupFd gives a child process a descriptor of its own. DupFd works only while a Process is
         # being started.
         return {
             "slots": self.slots,

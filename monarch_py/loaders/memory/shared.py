@@ -118,7 +118,7 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line: the process that has started it is on the list.
+        # This process needs no line, because the process that started it is on the list.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 
@@ -156,7 +156,7 @@ def _try_lock(fd: int) -> bool:
 
 def _alive(file: int) -> list[str]:
     """Returns the lines of processes that still run. Malformed lines are ignored; a crash of the
-    node or an edit by hand may leave them."""
+    node or an edit by hand may leave such lines."""
     lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
     whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}

@@ -33,7 +33,7 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads, placed one after the other in a scratch buffer, and the buffer's size."""
+    """Returns reads that fill a scratch buffer one after the other, and the size of the buffer."""
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())
@@ -44,8 +44,8 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 
 class RowParts:
-    """Rows in chunks without filters. A row may be divided among several chunks; each of these has
-    one contiguous part of the row.
+    """Rows in chunks without filters. A row may be divided among several chunks; each of these
+    chunks has one contiguous part of the row.
 
     numbers : (rows,) int64, each row's number in its file
     places : (rows,) int64, each row's index in the `out` of `finish`
@@ -78,7 +78,7 @@ class Bands:
     parts of the same rows.
 
     file, rows, numbers, places : as for RowParts
-    decoder : the file's decoder; it keeps the band that it decoded last, which is not read again
+    decoder : the file's decoder; the band that it decoded last is kept and not read again
     """
 
     def __init__(
@@ -144,5 +144,5 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks are wider than rows. Then padding may interrupt a row in its chunk."""
+    """Whether chunks are wider than rows. In such a chunk, padding may interrupt a row."""
     return chunks.shape[1:] != rows.shape

@@ -22,12 +22,13 @@ from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
-# The bounds of the largest gap that is worth reading [bytes]. A gap is the unwanted bytes between
-# two samples: a read that includes the gap brings both samples. Each process measures the largest
-# gap and limits it to these bounds. A gap below a page costs nothing, because sources read whole
-# pages anyway. The upper bound spares the source, from which other programs read too.
+# A gap is the range of unwanted bytes between two samples; one read that includes the gap brings
+# both samples. Each process finds, by timing reads, the largest gap at which one read is faster
+# than two. The process limits this size to the two bounds below [bytes]. A gap below a page costs
+# nothing, because sources read whole pages anyway. The upper bound spares the source, from which
+# other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
-# The numbers of bytes that frame a record's data in a TFRecord file: before and after the data.
+# In a TFRecord file, this many bytes precede the data of a record, and this many follow it.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
 # The datasets of this process. A forked child gives them new locks: a lock that another thread of
@@ -44,7 +45,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class RecordDataset:
-    """The samples of HDF5, TFRecord, tar (webdataset) or fixed-size record files, by number::
+    """The samples of HDF5, TFRecord or tar (webdataset) files, or of files of fixed-size records::
 
         dataset = RecordDataset("train.h5", dataset="x")
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
@@ -80,7 +81,8 @@ class RecordDataset:
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
-    differs in size from the index. A dataset can be pickled; each process opens the files itself.
+    does not have the size that the index gives. A dataset can be pickled; each process opens the
+    files itself.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class RecordDataset:
     # --- where samples lie ---------------------------------------------------------------------
 
     def _place_samples(self) -> None:
-        """Sets `sizes`, and the offsets of the samples that are one range of their file."""
+        """Sets `sizes`, and the offset of each sample that is one contiguous range of a file."""
         index = self.index
         assert index.sample_file is not None
         assert index.sample_offset is not None and index.sample_length is not None
@@ -175,7 +177,7 @@ class RecordDataset:
     # --- processes -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates what each process has for itself: open files, decoders and the measured gap."""
+        """Creates what processes do not share: open files, decoders and the measured gap."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # threads share descriptors and decoders
         _OPEN.add(self)
@@ -201,7 +203,7 @@ class RecordDataset:
 
     @property
     def sample_form(self) -> Form:
-        """The form of the samples. No sample is read to find it."""
+        """The form of the samples, found without reading a sample."""
         if self.rows:
             return Form(self.rows[0].shape, self.rows[0].dtype, False)
         is_even = len(self.sizes) > 0 and bool((self.sizes == self.sizes[0]).all())
@@ -215,8 +217,8 @@ class RecordDataset:
         return self.__getitems__([number])[0] if sample is None else sample
 
     def _one(self, number: int) -> Any:
-        """Reads the sample with one simple read. Returns None if this does not work; `__getitems__`
-        must then read the sample."""
+        """Reads the sample with one call of pread. Returns None if this is not possible or fails;
+        the caller must then read the sample with `__getitems__`."""
         count = len(self._file)
         number = number + count if -count <= number < 0 else number
         if not 0 <= number < count or not self._is_plain[self._file[number]]:
@@ -277,9 +279,9 @@ class RecordDataset:
     # --- reads ---------------------------------------------------------------------------------
 
     def _read(self, wanted: Ints, out: Array) -> None:
-        """Reads the samples back to back.
+        """Reads the samples into `out`, back to back.
 
-        out : (bytes of the samples,) uint8
+        out : (total size of the samples [bytes],) uint8
         """
         length = self.sizes[wanted]
         start = np.cumsum(length) - length
@@ -297,9 +299,9 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns one Part for each file that has wanted rows in chunks.
+        """Returns one Part for each file that has wanted rows without a plain offset.
 
-        places : the indices in `wanted` of the rows that lie in chunks
+        places : the indices in `wanted` of the rows without a plain offset (see plain_offsets)
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():
@@ -341,8 +343,8 @@ class RecordDataset:
                 part.finish(content, table)
 
     def _read_extents(self, extents: Extents) -> None:
-        """Reads extents into memory. The `start` of each extent is a memory address here. Opens at
-        most MOST_OPEN files at once."""
+        """Reads extents into memory. The `start` of each extent is a memory address here. Keeps at
+        most MOST_OPEN files open at once."""
         if self.index.files > MOST_OPEN:
             numbers = np.unique(extents.file)
             for begin in range(0, len(numbers), MOST_OPEN):
@@ -363,8 +365,8 @@ class RecordDataset:
     def _measured_gap(self, extents: Extents) -> int:
         """Measures the largest gap between two samples at which one read of both is faster than two
         reads. It times a read of the first sample, and a longer read that begins at the second
-        sample. `crossing` computes the gap from the two times. Returns 0 if no longer read is
-        possible at the second sample."""
+        sample. `crossing` computes the gap from the two times. Returns 0 if the file ends too
+        early for a longer read at the second sample."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -388,8 +390,8 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     MOST_GAP [bytes].
 
     A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
-    each costs `latency / in_flight`. Unwanted bytes are worth reading if reading them takes no
-    longer than this cost.
+    each request costs `latency / in_flight`. Unwanted bytes are worth reading if reading them takes
+    no longer than this cost.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

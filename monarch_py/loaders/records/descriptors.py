@@ -17,7 +17,7 @@ MOST_OPEN = 256
 
 class Descriptors:
     """Descriptors of a dataset's files. A file is opened when it is first needed. MonarchError is
-    raised if the file's size differs from the index.
+    raised if the size of the file differs from its size in the index.
 
     path_of : returns the path of a file by its number
     sizes : (files,) the files' sizes in the index [bytes]
@@ -31,7 +31,7 @@ class Descriptors:
     def of(self, files: Int32s) -> Int32s:
         """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
         least until the next call. Raises MonarchError if a file cannot be opened, or if its size
-        differs from the index."""
+        differs from its size in the index."""
         if len(files) and files.min() == files.max():
             return np.full(len(files), self.one(int(files[0])), dtype=np.int32)
         return self._of_several(files)

@@ -6,8 +6,8 @@ import numpy as np
 
 
 class Form(NamedTuple):
-    """The form of a dataset's samples. The dataset's `read_into` reads the same bytes that
-    `dataset[i]` returns.
+    """The form of a dataset's samples. A dataset has a Form only if its `read_into` reads the same
+    bytes that `dataset[i]` returns.
 
     shape : the shape of a sample; None if samples differ in size
     is_bytes : whether `dataset[i]` is bytes rather than an array
@@ -48,8 +48,8 @@ def form_of(dataset: Any) -> Form | None:
 def _reads_what_it_gives(cls: type) -> bool:
     """Whether `read_into` certainly reads what `dataset[i]` returns. This is uncertain if a derived
     class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset: the
-    `dataset[i]` of these classes may change samples. It may change only some samples, so a
-    comparison of one sample is not enough."""
+    `dataset[i]` of such a class may change samples. If it changes only some of the samples, a
+    comparison of one sample does not show this."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

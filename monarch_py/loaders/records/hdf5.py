@@ -1,8 +1,8 @@
 """Finds where the rows of an HDF5 dataset lie, and decodes its filtered chunks.
 
-h5py reads one row after the other under one lock. So h5py only tells where rows lie. The rows are
-then read by offset, many at a time, without h5py. Chunks are decoded in memory, by zlib and NumPy
-or by HDF5's own filters.
+h5py reads one row after the other under one lock. So h5py is used only to find where the rows lie.
+The rows are then read by offset, many at a time, without h5py. Chunks are decoded in memory, either
+by zlib and NumPy, or by HDF5's own filters.
 """
 
 import zlib
@@ -100,8 +100,8 @@ def import_h5py() -> Any:
 
 @contextmanager
 def _opened(path: Path, dataset: str) -> Iterator[Any]:
-    """Opens the dataset for the time of the context. Raises MonarchError if the file cannot be read
-    or has no such dataset."""
+    """Opens the dataset, and closes it at the end of the context. Raises MonarchError if the file
+    cannot be read or has no such dataset."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -137,8 +137,8 @@ def rows_of(path: Path, dataset: str) -> Rows:
 
 def _is_as_in_memory(found: Any) -> bool:
     """Whether an element has the same bytes in the file as in an array that h5py returns. The bytes
-    differ, for example, for numbers that the file stores with fewer bits, and for strings with
-    another padding."""
+    differ, for example, for numbers that the file stores with fewer bits, and for strings that the
+    file pads in another way."""
     kind = import_h5py().h5t.py_create(found.dtype, logical=True)
     return bool(found.id.get_type().equal(kind))
 
@@ -191,7 +191,8 @@ class Decoder:
     def decode(self, content: Array, skipped: int, at: int, out: Array) -> None:
         """Decodes one chunk into `out`, which has the shape of a chunk.
 
-        content : the chunk's bytes in the file;  skipped : the filters that were not applied to it
+        content : the chunk's bytes in the file;  skipped : the filters that were not applied to the
+            chunk, one bit each
         at : the chunk's offset in the file, for messages
         """
         try:
@@ -212,7 +213,7 @@ class Decoder:
                 continue
             if number == DEFLATE:
                 content = zlib.decompress(content, zlib.MAX_WBITS, out.nbytes)
-            else:  # SHUFFLE: the first bytes of all elements, then all their second bytes, ...
+            else:  # SHUFFLE stores the first bytes of all elements, then all second bytes, ...
                 shuffled = np.frombuffer(content, dtype=np.uint8).reshape(parameters[0], -1)
                 content = np.ascontiguousarray(shuffled.T).reshape(-1)
         out[...] = np.frombuffer(content, dtype=out.dtype).reshape(out.shape)
@@ -224,7 +225,7 @@ class Decoder:
 
 class _InMemory:
     """A dataset in memory, with the same filters as a dataset in a file. HDF5 decodes chunks of the
-    file in it."""
+    file in this dataset."""
 
     _numbers = count()
 
@@ -251,8 +252,8 @@ class _InMemory:
 
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
-        skipped filters of the chunk that it looked up last, and a direct write does not update
-        them. After a read from the second chunk, HDF5 looks up the first chunk again."""
+        skipped filters of the chunk that it looked up last, and a direct write does not change what
+        HDF5 remembers. After a read from the second chunk, HDF5 looks up the first chunk again."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

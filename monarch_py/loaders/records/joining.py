@@ -6,8 +6,9 @@ import numpy as np
 
 from monarch_py.arrays import Array, Int32s, Ints
 
-# Longer reads are cut at the multiples of this size [bytes]. Linux reads ahead this much by
-# default, and many network file systems ask their servers for this much at once.
+# A read that is longer than this size [bytes] is cut at the multiples of this size. Linux reads
+# ahead this much by default, and many network file systems request this much from their servers at
+# once.
 PIECE = 128 << 10
 
 
@@ -29,9 +30,9 @@ class Extents:
         return len(self.file)
 
     def take(self, chosen: Array) -> "Extents":
-        """Returns some of the extents.
+        """Returns the chosen extents.
 
-        chosen : the places of these extents, or a mask
+        chosen : the indices of the extents, or a mask
         """
         return Extents(
             self.file[chosen], self.offset[chosen], self.length[chosen], self.start[chosen]
@@ -69,7 +70,7 @@ def join(extents: Extents, gap: int) -> Joined:
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
     rising = extents.take(np.lexsort((extents.offset, extents.file)))
     first = _beginnings(rising, gap)
-    if len(first) == len(rising):  # the common case under a full shuffle
+    if len(first) == len(rising):  # nothing is joined, as usual under a full shuffle
         return Joined(rising, np.zeros(len(first), dtype=np.bool_), 0, rising.take(first[:0]))
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
@@ -107,7 +108,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads with long ones cut. A read that is longer than `piece` is cut at the
+    """Returns the reads, with the long reads cut. A read that is longer than `piece` is cut at the
     offsets in its file that are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():

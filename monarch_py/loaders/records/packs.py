@@ -24,8 +24,8 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length, join, in_flight : as for RecordDataset. Its docstring also says how a batch is read, and
-        which errors reads raise
+    length, join, in_flight : as for RecordDataset. The docstring of RecordDataset also says how a
+        batch is read, and which errors reads raise
 
     The constructor raises ConfigError if the tar has no index or has changed since it was indexed.
     """
@@ -54,5 +54,5 @@ class PackDataset(RecordDataset):
         return self._names
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickle leaves out the list of names: a spawned worker makes it again from the index.
+        # A pickle leaves out the list of names: a spawned worker makes the list from the index.
         return {**super().__getstate__(), "_names": None}

@@ -1,7 +1,8 @@
 """Many reads in flight at once, made by threads in C (csrc/loaders/reads.c).
 
-A parallel file system takes milliseconds to answer a request, and answers many at a time. The
-threads run without Python's lock and receive no signals; a forked child starts threads of its own.
+A parallel file system takes milliseconds to answer a request, but answers many requests at a time.
+The threads do not hold Python's global interpreter lock, and receive no signals. A forked child
+starts threads of its own.
 """
 
 import errno
@@ -72,7 +73,7 @@ def read_to(
     *,
     in_flight: int = IN_FLIGHT,
 ) -> None:
-    """Reads as `read_all` does, but to addresses in memory, which are not checked.
+    """Does the same as `read_all`, but reads to memory addresses, which it does not check.
 
     addresses : (reads,) int64
     """

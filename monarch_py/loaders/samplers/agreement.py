@@ -1,7 +1,7 @@
 """Exchanges data between ranks through the store of torch's process group.
 
 Each rank computes its schedule alone; `Agreement` checks that all ranks use the same inputs.
-`once` lets one rank do work for all ranks, such as asking for file sizes.
+`once` lets one rank do work for all ranks, such as determining the sizes of files.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_inherit)
 
 
 def _store() -> Any:
-    """Returns the store of the process group; None if this process may use no store."""
+    """Returns the store of the process group; None if there is none, or if it is the parent's."""
     store = _default_store()
     return None if store is _inherited else store
 

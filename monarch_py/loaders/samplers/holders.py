@@ -30,8 +30,8 @@ from monarch_py.policies.rendezvous import file_keys
 
 log = logging.getLogger("monarch.loaders")
 
-# The number of threads that ask the file system for file sizes, and the number of files that a
-# thread asks about in one task.
+# STAT_THREADS: the number of threads that stat files. AT_ONCE: the number of files that a thread
+# stats in one task.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -122,7 +122,7 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 def given_holders(holders: Any, samples: int) -> Int32s:
     """Returns the holders that a user has given, as an array (samples, any). Raises ConfigError if
-    they are not given for each sample of the dataset."""
+    the holders are not given for each sample of the dataset."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
@@ -147,8 +147,8 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
-    nodes : the number of nodes. All nodes must have this node's quotas, and the same numbers as
-        their daemons
+    nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
+        node must also be the number of its daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep. If not all files fit, these files leave less room for
         the dataset

@@ -14,8 +14,8 @@ from monarch_py.errors import ConfigError
 # The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages of these classes and of DataLoaders. Variables are examined only in functions of
-# these packages: before Python 3.13, examining a running function's variables keeps their objects
-# alive until the function ends.
+# these packages: before Python 3.13, examining the variables of a running function keeps the
+# objects in these variables alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
@@ -28,8 +28,8 @@ _MENDS = {
 
 
 def _sharding(thing: Any) -> str | None:
-    """Returns the name in SHARDING of a class of `thing`; None if no class of `thing` is in
-    SHARDING."""
+    """Returns the name of the class of `thing`, or of a base class, that is in SHARDING. Returns
+    None if there is no such class."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
@@ -39,8 +39,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. One cause is Lightning. It may construct a batch
-    sampler again, and then passes its own sampler as the first argument, which should be the
+    """Raises ConfigError if `files` is a sampler. Lightning, for example, may construct a batch
+    sampler again, and then passes a sampler of its own as the first argument, instead of the
     files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
@@ -64,8 +64,8 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
-    are three misuses: the caller deals the batches to the ranks again; it is a DataLoader that
-    delivers batches out of order; its dataset has another number of samples.
+    are three misuses: the caller deals the batches to the ranks again; the caller is a DataLoader
+    that delivers batches out of order; the caller's dataset has another number of samples.
 
     frame : the caller's stack frame
     """

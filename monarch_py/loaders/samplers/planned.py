@@ -20,7 +20,7 @@ def sampler_of(
 
     plan : the file that `monarch plan make` wrote
     part : the name of the part; None for the first part whose samples are dealt in this way
-    rank : the rank of this process; None for torch.distributed's
+    rank : the rank of this process; None to take it from torch.distributed
     """
     loaded = Plan.load(Path(plan))
     for each in loaded.parts:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# Environment variables of torchrun, srun, Open MPI and MPICH. A key is the variable with the number
-# of all ranks. Its value is the variable with the number of ranks on this node. SLURM_NTASKS is not
-# used, since it is also set for a single process in an allocation for several tasks.
+# Environment variables of torchrun, srun, Open MPI and MPICH. A key names the variable that has the
+# number of all ranks. Its value names the variable that has the number of ranks on this node.
+# SLURM_NTASKS is not used, since it is also set for a single process in an allocation for several
+# tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -65,7 +66,7 @@ class Ranks:
 
     def check(self) -> None:
         """Checks that detected numbers are still the numbers of the process group. Raises
-        ConfigError if they differ, because they were detected before the process group was made."""
+        ConfigError if they differ: then they were detected before the process group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -223,8 +223,8 @@ class ScheduledSampler(ABC):
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _compare(self) -> None:
-        """Checks this process's rank and, once, that all ranks deal samples by the same inputs.
-        Raises ConfigError if the rank has changed, or if the inputs differ."""
+        """Checks that this process's rank has not changed. The first call also checks that all
+        ranks deal samples by the same inputs. Raises ConfigError if one of the checks fails."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
@@ -232,7 +232,8 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        at = replace(self._at, epoch=0)  # epochs may differ: a rank may try out a batch
+        # The epochs of the ranks may differ, because a rank may iterate once to try out a batch.
+        at = replace(self._at, epoch=0)
         return [type(self).__name__, at, self.ranks.per_node]
 
     def _prepare(self, number: int) -> None:
@@ -276,8 +277,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """Returns the next step whose batch has this length. Batches of other lengths before it are
-        skipped: the training is assumed not to have called `weight` for them."""
+        """Returns the next step whose batch has this length. Batches of other lengths before this
+        step are skipped: the training is assumed not to have called `weight` for them."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
@@ -295,9 +296,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None takes the number of batches that the iterator has handed out. A
-            DataLoader with workers asks for batches ahead, so that number is too large: give
-            `done`. StatefulDataLoader counts batches itself and does not need `done`
+            beginning. None takes the number of batches that the iterator has handed out. If
+            a DataLoader has workers, the iterator has handed out more batches than the training has
+            got: give `done`. StatefulDataLoader counts batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():

@@ -21,8 +21,8 @@ log = logging.getLogger("monarch.loaders")
 
 class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap. The other samples are dealt so that all nodes load equally many (section 4.3 of the SOLAR
-    paper).
+    a cap. The other samples are dealt so that all nodes load equally many samples (section 4.3 of
+    the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. No other choice of holders
     could save more loads: an epoch uses each sample once, and loads only samples without a holder
@@ -30,7 +30,7 @@ class SolarSampler(HeldSampler):
     reached the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
-        room for them
+        room for so many samples
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
         summed (see `weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
@@ -112,8 +112,8 @@ class SolarSampler(HeldSampler):
     # --- what unequal batches need --------------------------------------------------------------
 
     def check(self, model: Any) -> None:
-        """Checks that a model works with unequal batches. Raises ConfigError if one of its layers
-        normalises over the batch of one rank.
+        """Checks that a model works with unequal batches. Raises ConfigError if a layer of the
+        model normalises over the batch of one rank.
 
         model : a torch.nn.Module
         """

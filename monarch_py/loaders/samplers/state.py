@@ -13,13 +13,14 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training. It counts global batches, so any number of ranks can continue
-    from it.
+    """The position of a training. The position counts global batches, so a training on any number
+    of ranks can continue from it.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : samples of a step on all ranks
     ranks : the number of ranks of the training that wrote the first state. The length of an epoch
-        is padded or cut to a multiple of this number, even if another number of ranks continues
+        is padded or cut to a multiple of this number, even if the training continues on another
+        number of ranks
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
     epochs, capacity : for SolarSampler's `epoch_order`: how many epochs it puts in order (0: none),
         and how many samples all nodes together held when the training began

@@ -1,9 +1,9 @@
 """Computes how many worker processes a training needs, as in section 4.1 of the Lobster paper.
 
-The model gives the seconds that a sample takes as piecewise linear functions of the number of
-workers. Waiting for the source and computing are modelled separately: waiting grows when the source
-is saturated, and computing when the processors are. Each size class of samples has its own model,
-because large samples take longer.
+The model gives the time that a sample takes [s] as piecewise linear functions of the number of
+workers. The time for computing and the time for waiting are modelled separately: the computing time
+grows when the processors are saturated, and the waiting time grows when the source is saturated.
+Each size class of samples has its own model, because large samples take longer.
 """
 
 import time
@@ -16,7 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# Fewer workers are preferred if an epoch takes at most this share longer with them.
+# The fewest workers are chosen with which an epoch takes at most this share longer than with the
+# best number of workers.
 TOLERANCE = 0.05
 # The number of lines in a model: one line for few workers, which do not slow each other down, and
 # one for more workers.
@@ -59,8 +60,8 @@ Measured = dict[Key, Sum]
 
 
 def size_class(n_bytes: float) -> int:
-    """Returns the size class of a sample: the exponent of the largest power of two that its size
-    reaches. Class 17 is from 128 KiB to just below 256 KiB."""
+    """Returns the size class of a sample: the exponent of the largest power of two that is not
+    above the sample's size [bytes]. Class 17 is from 128 KiB to just below 256 KiB."""
     return max(0, int(n_bytes).bit_length() - 1)
 
 
@@ -103,7 +104,7 @@ class Model:
     """The seconds that batches take, by the number of workers.
 
     times : (size classes,) the model of each class
-    shares : (size classes,) the share of all samples in each class
+    shares : (size classes,) each class's share of all samples
     """
 
     times: Sequence[SampleTime]
@@ -113,8 +114,8 @@ class Model:
     def fit(cls, measured: Measured, shares: Mapping[int, float] | None = None) -> "Model":
         """Fits a model to measurements.
 
-        shares : the share of all samples in each size class; None to take the shares of the
-            measured samples
+        shares : each size class's share of all samples; None to take its share of the measured
+            samples
         """
         classes = sorted({key.size for key in measured})
         points = {

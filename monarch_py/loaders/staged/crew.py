@@ -17,7 +17,7 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.work import Done, Start, Work, run
 from monarch_py.util.processes import PROC, Identity
 
-# How often a training that waits for a batch checks that its workers still run [s].
+# While the training waits for a batch, it checks at this interval [s] that its workers still run.
 LOOK_S = 0.5
 # If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
 # stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
@@ -151,7 +151,7 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            # The pipe of an ended worker stays open if a child of the worker has inherited it.
+            # The pipe of an ended worker stays open if a child of the worker inherited the pipe.
             if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):
@@ -194,7 +194,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
 
 
 def _takes_more(link: Connection) -> bool:
-    """Whether the pipe has room. The pipe of a worker that hangs may be full."""
+    """Whether the pipe has room for a message. The pipe of a worker that hangs may be full."""
     poll = select.poll()
     poll.register(link, select.POLLOUT)
     return bool(poll.poll(0))

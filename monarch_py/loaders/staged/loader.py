@@ -31,8 +31,8 @@ from monarch_py.loaders.staged.sources import daemon_sources
 from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
 
-# The most workers that "auto" starts. Whether a job may use more processes is for the node's owner
-# to decide.
+# "auto" starts at most this many workers, because the node's owner decides whether a job may use
+# more processes.
 MOST_AUTO_WORKERS = 16
 
 
@@ -52,16 +52,16 @@ class StagedLoader:
     workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
         then chooses the number for each epoch from measured times, as section 4.1 of the Lobster
         paper does
-    copy : True copies each batch to memory of its own, so that the training may keep it
+    copy : True copies each batch to memory of its own, so that the training may keep the batch
     pin_memory : registers the shared memory with CUDA, once. The GPU may still read a batch when
-        the training asks for the next one. So the batch's memory is reused only after the end of
-        all work that the training has queued on the current CUDA stream until then
+        the training asks for the next batch. So the memory of a batch is reused only when the GPU
+        has done all work that was queued on the current CUDA stream before this request
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
     tensors : None gives tensors if torch is installed, False gives arrays
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit takes address space, but memory is used only as far as batches fill it
+        limit takes address space, but only as much memory as the largest batches so far need
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -112,7 +112,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # number of the newest iteration; the iterators of older ones end
+        self._epoch = 0  # number of the newest iteration; older iterators end
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 

@@ -41,7 +41,7 @@ MOST_CLASSES = 3
 
 @dataclass
 class Advice:
-    """The number of workers that a training needs, and the measurements that it follows from.
+    """The number of workers that a training needs, and the measurements from which it follows.
 
     workers : the fewest workers with which an epoch takes at most 5 % longer than with the best
         number of workers
@@ -60,7 +60,7 @@ class Advice:
     measured: Measured = field(default_factory=dict)
 
     def epoch_seconds(self, workers: int) -> float:
-        """Returns the seconds that the model predicts for an epoch."""
+        """Returns how long an epoch takes according to the model [s]."""
         batches = -(-self.samples // self.batch)
         return batches * max(self.step_s, self.model.batch_seconds(workers, self.batch))
 
@@ -76,7 +76,7 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training needs. Samples are read in random order, and a second time only when all were read.
+    training needs. Samples are read in random order. None is read again before all were read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]

@@ -10,7 +10,7 @@ batches.
             ...
 
 The seed fixes every access of every rank in advance. NoPFS uses this to decide which node keeps
-which samples. Here the daemons, or LocalFirstSampler, decide that.
+which samples. In Monarch, the daemons or LocalFirstSampler decide this.
 """
 
 import io
@@ -119,9 +119,9 @@ class Job:
 
     def get(self) -> tuple[memoryview, Any]:
         """Returns this rank's next sample, as a view of the memory that it was read into, and its
-        label (None without labels). The view is valid until the first sample of the next batch is
-        asked for. Raises MonarchError after the last epoch. Also raises MonarchError if a worker is
-        gone; the next call then reads the same batch with new workers."""
+        label (None without labels). The view is valid until `get` is called for the first sample of
+        the next batch. Raises MonarchError after the last epoch. Also raises MonarchError if a
+        worker is gone; the next call then reads the same batch with new workers."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
@@ -169,8 +169,8 @@ class Job:
         return len(self.dataset)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what `get` has delivered, where it came from, and how long the training waited,
-        as StagedLoader.statistics does."""
+        """Returns counts in the form of StagedLoader.statistics: what `get` has delivered, where
+        the samples came from, and how long the training waited."""
         return self.loader.statistics()
 
     def destroy(self) -> None:
@@ -183,7 +183,7 @@ class Job:
 class NoPFSImageFolder:
     """The images of a job's ImageFolder: `dataset[i]` is the decoded image i and its class.
 
-    root : the directory of the job
+    root : the directory that the job was made for
     transform : applied to each image;  target_transform : applied to each class
     """
 

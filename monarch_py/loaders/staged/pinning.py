@@ -8,7 +8,7 @@ from monarch_py.loaders.memory.ring import PAGE, Ring
 
 
 class Pinned:
-    """Registers the slots of a ring with CUDA, each only as far as batches have filled it.
+    """Registers the slots of a ring with CUDA: of each slot, the part that batches have filled.
 
     Without CUDA the constructor warns, as DataLoader does, and nothing is registered.
     """
@@ -16,7 +16,7 @@ class Pinned:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._torch = _torch_with_cuda()
-        self._registered = [0] * ring.slots  # [bytes]
+        self._registered = [0] * ring.slots  # how much of each slot is registered [bytes]
         self._used: dict[int, Any] = {}  # slot -> the CUDA event after which it may be reused
         self._given: int | None = None
 
@@ -42,7 +42,7 @@ class Pinned:
     def passed_on(self) -> None:
         """Notes that the training asks for the next batch. Copies of the present batch, which the
         training has queued on the current stream, may still be under way. So an event is recorded
-        that marks their end."""
+        that marks the end of these copies."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

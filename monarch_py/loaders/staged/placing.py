@@ -1,7 +1,7 @@
 """Splits a batch into arrays, which go into a slot, and a tree that tells where each array is.
 
-Arrays, and torch's tensors in the processor's memory, are written into the slot. Everything else in
-a batch (names, numbers, objects) stays in the tree, which is pickled and sent to the training.
+Arrays, and torch's tensors in main memory, are written into the slot. Everything else in a batch
+(names, numbers, objects) stays in the tree, which is pickled and sent to the training.
 """
 
 import math
@@ -46,8 +46,8 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the batch that torch's default_collate would make of the samples. But arrays are not
-    stacked yet: the batch has a Stack of them, which `place` stacks in the slot. Raises ConfigError
-    if torch has no default batch for these samples."""
+    stacked yet: instead, the batch has a Stack, whose arrays `place` stacks in the slot. Raises
+    ConfigError if torch has no default batch for these samples."""
     if not samples:
         return []
     first = samples[0]
@@ -91,16 +91,17 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
     is too small.
 
-    by_default : whether `collate` has made the batch; torch would then return tensors for arrays
+    by_default : whether `collate` has made the batch; then arrays are marked as tensors, because
+        torch's default_collate would return tensors
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
 
 
 def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
-    """Returns the batch that `place` has written, with views of the slot as its arrays.
+    """Returns the batch that `place` has written. The batch's arrays are views of the slot.
 
-    tensors : whether to return torch's tensors where torch has the dtype
+    tensors : whether to return arrays as torch's tensors, if torch has their dtype
     """
 
     def view(placed: Placed) -> Any:
@@ -208,7 +209,7 @@ class _Placing:
         return placed
 
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
-        """Reserves room for an array, behind the arrays that the slot already has.
+        """Reserves room for an array, after the arrays that the slot already has.
 
         dtype : numpy's or torch's
         """

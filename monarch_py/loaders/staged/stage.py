@@ -11,7 +11,8 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# How often a training that has no free slot checks whether a batch's copy to a GPU has ended [s].
+# While no slot is free, the training checks at this interval [s] whether the copy of a batch to a
+# GPU has ended.
 BUSY_S = 0.0005
 
 
@@ -60,11 +61,11 @@ class Batch:
 class BatchesAhead:
     """The batches of the running epoch that were not delivered yet.
 
-    batches : the batches that workers were not asked for yet
+    batches : the batches that were not requested from workers yet
     has_more : whether `batches` may yield another batch
     order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
         A task that is not in `order` belongs to an epoch that was left early. The answer to this
-        task is dropped, and its slot becomes free
+        task is dropped, and the task's slot becomes free
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -121,7 +122,7 @@ class Stage:
             self._ask()
 
     def next(self) -> Batch:
-        """Returns the next batch. Its tree is a Failure if reading it has failed. Raises
+        """Returns the next batch. Its tree is a Failure if reading the batch has failed. Raises
         StopIteration at the end of the epoch. Raises MonarchError if a worker is gone; this also
         ends the epoch."""
         self._give_back()
@@ -230,7 +231,7 @@ class Stage:
         return False
 
     def _guarded(self, act: Callable[[Crew], Any]) -> Any:
-        """Returns `act(crew)`. If that fails or is interrupted, all workers are ended."""
+        """Returns `act(crew)`. Ends all workers if `act` raises an exception or is interrupted."""
         assert self._crew is not None
         try:
             return act(self._crew)

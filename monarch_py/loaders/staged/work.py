@@ -21,9 +21,9 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.placing import check_room, collate, emptied, place
 from monarch_py.util.processes import Identity
 
-# How often an idle worker checks that the training still runs [s]. Usually the worker learns at
-# once that the training has ended, because the pipe ends too. But other children of the training
-# may keep the pipe open.
+# An idle worker checks at this interval [s] that the training still runs. Usually the kernel closes
+# the pipe when the training ends, so that the worker notices the end at once. But other children of
+# the training may keep the pipe open.
 ORPHAN_S = 1.0
 
 
@@ -43,7 +43,7 @@ class Work:
 
     def read(self, indices: Sequence[Any], slot: Any) -> tuple[Any, int]:
         """Reads a batch into a slot. Returns the batch's tree (None if the batch was read in place)
-        and how many bytes of the slot it uses."""
+        and how many bytes of the slot the batch uses."""
         if self.sizes is not None:
             n_bytes = int(self.sizes[np.asarray(indices, dtype=np.int64)].sum())
             check_room(n_bytes, slot)
@@ -62,7 +62,8 @@ class Work:
 class Times(NamedTuple):
     """A worker's time for one batch [s].
 
-    computing : the time on a processor, or waiting for one;  waiting : all other time
+    computing : how long the worker ran on a processor or waited for a processor
+    waiting : all other time
     """
 
     waiting: float
@@ -106,7 +107,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that was raised while a batch was read, as a worker sends it.
+    """An exception that was raised while a batch was read, in the form in which a worker sends it.
 
     text : the worker's traceback; "" if the training's own process has read the batch
     """
@@ -124,8 +125,9 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the exception. If it comes from a worker, its cause shows the worker's traceback.
-        A StopIteration would end the epoch, so it becomes a RuntimeError, as in a generator."""
+        """Raises the exception. If a worker raised the exception, the exception's cause shows the
+        worker's traceback. A StopIteration would end the epoch, so it becomes a RuntimeError, as in
+        a generator."""
         error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
         if isinstance(error, StopIteration):
             error = RuntimeError("the dataset has raised StopIteration")
@@ -168,12 +170,12 @@ class Start:
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
     """Runs a worker: does tasks until the training sends None or the pipe ends. A task consists of
-    its number, the slot to fill, and the result of Ring.write_numbers, with which
-    the worker reads the samples' numbers.
+    a number, the slot to fill, and the result of Ring.write_numbers, with which the worker reads
+    the samples' numbers.
 
     inherited : the training's ends of pipes, which a forked worker has inherited and must close
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends its workers itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()

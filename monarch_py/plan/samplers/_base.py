@@ -17,8 +17,8 @@ from monarch_py.util.units import counted
 # for 14 million samples has many such numbers.
 Order = npt.NDArray[np.int32]
 
-# Marks a position without an access, for example at the end of a rank with one sample fewer than
-# others.
+# Marks a position without an access, for example the last position of a rank that has one sample
+# fewer than other ranks.
 NONE = -1
 
 # If each order is derived from the previous one, `backwards` holds at least this many orders in

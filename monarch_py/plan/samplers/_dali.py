@@ -1,9 +1,9 @@
 """NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers samples.
 
 With random_shuffle, a reader fills a buffer ahead of time and delivers samples from it at random.
-So the storage system sees the order in which the buffer is filled. The file reader fills it in the
-order of its list, which is shuffled once with a fixed seed. Readers of records fill it in the order
-of the file.
+So the storage system sees the order in which the buffer is filled. The file reader fills its buffer
+in the order of its list, which is shuffled once with a fixed seed. Readers of records fill their
+buffers in the order of the records in the file.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _WORD = 0xFFFFFFFF
 class DALIReader(Sampler):
     """One reader per rank. In each epoch, a reader reads one shard: always the same shard with
     `stick_to_shard`, otherwise the next shard. The order of a shard that has one sample fewer than
-    others ends with NONE.
+    other shards ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
     delivered : True for the order in which samples are delivered, which depends on `seed`; False

@@ -63,7 +63,8 @@ class GroupShuffle(Sampler):
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
     """Returns (length,) the groups in random order, each shuffled inside. If a group contains the
-    end of a rank's run of `run` samples, the parts before and after it are shuffled separately."""
+    end of a rank's run of `run` samples, the parts before and after that end are shuffled
+    separately."""
     count = -(-length // group)
     place = rng.permutation(count)
     rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)

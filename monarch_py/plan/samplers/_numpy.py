@@ -19,7 +19,7 @@ _METHODS = ("permutation", "shuffle")
 class NumpySampler(Sampler):
     """Draws a permutation with numpy.random in each epoch.
 
-    generator : 'RandomState' (which np.random.seed seeds) or 'default_rng'
+    generator : 'RandomState' (the kind that np.random.seed seeds) or 'default_rng'
     method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle
         of one array, starting from the order of the previous epoch
     reseed : True if a new generator is created in each epoch, from seed + epoch; False if one

@@ -56,7 +56,7 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     use whether the sample is kept. Nodes see which samples the other nodes held at the start of the
     step. Rule 2 applies to samples that are used again, rule 1 to all other samples.
 
-    evictions : counts the copies that each rule drops, if given
+    evictions : if given, the number of copies that each rule drops is added to it
     """
     counted = evictions or Evictions()
     replay = Replay(lambda: _Nodes(job, counted).run())
@@ -78,9 +78,9 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     in every step, in the form of `Decision.threads`.
 
     A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
-    preprocesses it, so the predicted time of a queue includes both. Unlike in section 4.1 of the
-    paper, no threads are reserved for preprocessing. The rate at which a queue's threads read a
-    source is the rate that they get while all nodes and threads are busy.
+    preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
+    section 4.1 of the paper, no threads are reserved for preprocessing. The rate at which a queue's
+    threads read a source is the rate that they get while all nodes and threads are busy.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())

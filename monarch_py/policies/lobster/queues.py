@@ -7,9 +7,9 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# The largest number of predicted times that are copied in memory at once. A simulation
-# passes all steps of an epoch to `share_threads` at once, which then tries only a part of the
-# windows together.
+# The largest number of predicted times that are copied in memory at once. A simulation passes all
+# steps of an epoch to `share_threads` in one call. To stay below this number, `share_threads` then
+# tries the windows in several groups.
 TOGETHER = 1 << 18
 
 
@@ -56,9 +56,9 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     total : number of loading threads, T_L
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time. Among results with the least
-    difference, it is the one whose largest time is smallest. Raises PolicyError if there are more
-    queues than threads.
+    the difference between the largest and the smallest predicted time. If several results have the
+    least difference, the one with the smallest largest time is returned. Raises PolicyError if
+    there are more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:
 
@@ -70,7 +70,8 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
       queue at a time, so it may stop where no single change helps. Here all windows are tried, so
       the result is exact. The best window begins and ends at one of the queues x threads predicted
       times. Every queue takes the fewest threads that put its time into the window.
-    - Times need not fall as threads are added. If more threads slow a queue down, it takes fewer.
+    - Times need not fall as threads are added. If more threads slow a queue down, the
+      queue gets fewer threads.
     """
     *steps, queues, most = seconds.shape
     if queues > total:

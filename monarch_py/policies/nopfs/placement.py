@@ -1,7 +1,7 @@
 """Decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. The function `literal` does that. If the dataset just
+nothing ensures that each file has a holder. `literal` computes this placement. If the dataset just
 fits into the tiers of all nodes together, a sixth of the files then has no holder, and is read from
 the file system in every epoch. The function `place` first gives every file one holder; further
 holders only get room that is left. Within the quotas, it maximises the sum of frequency x size over
@@ -19,8 +19,8 @@ from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
-# each node and file [bytes]. No placement is computed if that would exceed MOST_OF_USES [bytes].
-# All nodes must decide equally, so the limit does not depend on a node's free memory.
+# each node and file [bytes]. No placement is computed if the tables would exceed MOST_OF_USES
+# [bytes]. All nodes must decide equally, so the limit does not depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -173,8 +173,8 @@ def _two_best(
 
 
 def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
-    """Gives each file without an owner, the largest first, to the node with the most room. Changes
-    `owner` and `left`."""
+    """Gives each file without an owner to the node with the most room, if the file fits there.
+    Begins with the largest file. Changes `owner` and `left`."""
     waiting = np.flatnonzero(owner == PFS)
     waiting = waiting[sizes[waiting] <= left.max(initial=0)]
     for file in waiting[np.argsort(-sizes[waiting], kind="stable")]:

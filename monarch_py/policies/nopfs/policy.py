@@ -28,11 +28,11 @@ def nopfs(job: Job) -> Decision:
     The staging buffer is filled in the exact order of access, even on one node and for files that
     no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
     copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
-    Instead it compares its progress with the access for which the other node first needs the file.
-    Once its own accesses have reached the number of that access, it assumes that the other node has
-    the file (NoPFS 5.2.2). Classes are filled during training, in order of first use, so that files
-    that are already late come before all others. If a node reads a file that belongs in one of its
-    classes and is not there yet, this read makes the copy.
+    Instead, the node compares its progress with the access for which the other node first needs the
+    file. Once the node's own accesses have reached the number of that access, the node assumes that
+    the other node has the file (NoPFS 5.2.2). Classes are filled during training, in order of first
+    use, so that files that are already late come before all others. If a node reads a file that
+    belongs in one of its classes and is not there yet, this read makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -83,14 +83,14 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """Returns the decision to make these copies. Both placements of NoPFS use it."""
+    """Returns the decision to make these copies. Both placements of NoPFS use this function."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
     """Returns the access for which each copy is first needed: the first use of the file by the
-    copy's node. If this node never uses the file, it is the first use by any node.
+    copy's node. If this node never uses the file, the first use by any node counts.
 
     first : the number of the first use by the copy's node, or NEVER;  files : the file of each copy
     """
@@ -103,7 +103,7 @@ def need_differences(job: Job, name: str) -> None:
 
     If files have many samples and are used as a whole, they are used about equally often: the
     relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the square root of the
-    number of samples that a node reads of a file (binomial, NoPFS 3.1). A node uses a file of one
+    number of samples that a node reads from a file (binomial, NoPFS 3.1). A node uses a file of one
     sample less than once an epoch, so such files are never refused.
     """
     used = job.frequencies
@@ -143,7 +143,7 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
     """Returns the copies: every node's files, assigned to its classes. A file may fit into none of
     a node's classes, because the free room is split over several classes. Such a file goes to
-    another node with room."""
+    another node that has room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))
@@ -166,8 +166,8 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts each file without a copy into the first class that has room for it, or in which one file
-    can be dropped for it because other nodes hold that file too. Changes `parts`.
+    """Puts each file without a copy into the first class that has room, or that can make room by
+    dropping one file of which another node has a copy too. Changes `parts`.
 
     first : (files,), first use by any node
     """

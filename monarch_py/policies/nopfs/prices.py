@@ -18,9 +18,9 @@ from monarch_py.policies.view import Array, Floats, Ints
 # For each node an array (files,): a table, or a sequence that computes each row on access.
 Rows = Sequence[Array]
 
-# Prices are optimised on samples of the files, in two stages: first roughly, then on enough files
-# to meet the quotas of single nodes closely. Each stage is a pair: the largest size of the table
-# (files x nodes), and the number of steps.
+# Prices are optimised on samples of the files, in two stages. The first stage finds rough prices.
+# The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
+# pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
 # The width of the noise that breaks ties, relative to the mean of the values that the files have on
 # their best nodes. The noise makes the result worse by at most this fraction. Values are small
@@ -34,7 +34,7 @@ class Program:
     """The placement as a linear program.
 
     uses : for each node (files,), how often it uses each file
-    weights : (nodes,), what a local read saves on each node; None = 1 for all
+    weights : (nodes,), how much a local read saves on each node; None = 1 for all
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     everything : True if every file must be held, by one node or several; False if each file is held
         by at most one node
@@ -54,7 +54,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of room, and the noise that they were computed with.
+    """Prices of room, and the noise with which they were computed.
 
     room : (nodes,), the price of a byte of room;  width : the width of the noise that breaks ties;
     draws : (files,) uniform in [0, 1), from which the noise is derived

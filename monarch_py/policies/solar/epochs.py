@@ -1,7 +1,8 @@
 """Chooses the order in which whole epochs run (SOLAR 4.2).
 
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
-SOLAR chooses it such that an epoch begins with samples with which the previous epoch ended.
+SOLAR chooses the order of epochs such that an epoch begins with samples that the previous epoch
+used last.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
 epoch to the next. An edge costs the samples that are loaded when the epoch changes. The buffers
@@ -14,8 +15,8 @@ given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 With a buffer of size C that drops the samples with the farthest next use, the order of epochs saves
 nothing: for a dataset of size D, the buffer loads D - C in an epoch, whatever epoch came before.
 SOLAR reports savings of 25.6 and 59.4 %. With independent shuffles these cannot come from the order
-alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, this
-reduces loads from between 1.3 and 2.6 times D - C to exactly D - C.
+alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, LRU
+loads between 1.3 and 2.6 times D - C, and this buffer loads exactly D - C.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# Every epoch is compared with every other one in blocks of this many files. For 100 epochs a block
-# takes 50 MB.
+# All pairs of epochs are compared block by block; a block has this many files. With 100 epochs, a
+# block takes 50 MB.
 BLOCK_FILES = 1 << 16
 # The longest segment of epochs that is moved at a time.
 LONGEST_SEGMENT = 3
@@ -39,9 +40,9 @@ def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
     """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. This is the
-    number of samples that are loaded at the start of epoch v if epoch u ran before it. Loaded are
-    those of the first C samples of v that are not among the last C samples of u. The diagonal is 0
-    and has no meaning.
+    number of samples that are loaded at the start of epoch v if epoch u ran before epoch v: the
+    number of samples that are among the first C of v, but not among the last C of u. The diagonal
+    is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
     capacity : C, how many samples the buffers of all nodes hold together
@@ -147,7 +148,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """Returns (epochs,) for each epoch the number of the cycle that contains it, from 0 on."""
+    """Returns (epochs,) the number of the cycle that contains each epoch, counted from 0."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1
@@ -174,8 +175,8 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the path with this segment at its best position; None if the segment is there
-    already."""
+    """Returns the path with this segment moved to its best position; None if no position is
+    better than the present one."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

@@ -44,15 +44,15 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
     """Assigns the samples of one step to nodes. Returns (samples,) the node of each sample, and
-    (samples,) bool, whether the sample must be loaded. It must if no node holds it, or if its
-    holder already takes `cap` other samples. Each node loads samples with neighbouring numbers,
-    because these lie next to each other in the file (see `chunks`).
+    (samples,) bool, whether the sample must be loaded. A sample must be loaded if no node holds it,
+    or if its holder already takes `cap` other samples. Each node loads samples with neighbouring
+    numbers, because these lie next to each other in the file (see `chunks`).
 
     files : (samples,)
     holder : (samples,), the node that holds each sample, or PFS
     cap : as in `balanced`
     """
-    # The rank of each sample among the step's samples that its holder has.
+    # The position of each sample among the step's samples that have the same holder.
     by_holder = np.argsort(holder, kind="stable")
     sorted_holder = holder[by_holder]
     rank = np.empty(len(files), dtype=np.int64)

@@ -1,5 +1,5 @@
 """The policy SOLAR (Sun et al., VLDB'22). It evicts samples by their known future uses, and
-composes a node's batches of samples that the node's buffer holds."""
+fills the batches of a node with samples that the node's buffer holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -156,9 +156,9 @@ class _Buffers:
     def use(
         self, files: Ints, after: Ints, node: Ints, loaded: Bools, now: int
     ) -> npt.NDArray[np.int8]:
-        """Uses the samples of a step, and keeps loaded samples if that pays. Returns (2, samples):
-        the class that had each sample (MISS for a load), and the class that took it (MISS for
-        none).
+        """Uses the samples of a step, and keeps the loaded samples that a cache admits. Returns (2,
+        samples): the class that had each sample (MISS for a load), and the class that took it (MISS
+        for none).
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
             whether it is loaded
@@ -182,7 +182,7 @@ class _Buffers:
                     into[at] = self._caches[who].level(file)
                 continue
             # A load of this step may have evicted the sample. If the sample itself is not loaded,
-            # it was read before the eviction, so it counts as held.
+            # it was read before the eviction, so the sample counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
