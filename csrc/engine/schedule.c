@@ -195,7 +195,8 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* Returns whether the fill has a block that can be begun and no reader has waited for the fill. */
+/* Returns whether a thread can begin a block of this fill. Fills for which a reader has waited are
+ * moved unit by unit instead (find_ahead). */
 static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
@@ -237,7 +238,7 @@ static void put_aside(struct late *late, struct job *job) {
 }
 
 /* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * skips only peers for which threads work, so no more peers than there are threads. */
+ * skips only peers that threads already ask, and there are no more such peers than threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -330,8 +331,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has finished its work. Its work then asks no peer, and the thread counts as
- * resting. */
+/* Notes that the thread has finished its work. From then on, the thread counts as resting, and is
+ * not counted as asking a peer. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;
