@@ -1,6 +1,6 @@
-/* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. As many samples as possible go to a node that holds them: augmenting paths find
- * a maximum matching of samples with the nodes' places. */
+/* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
+ * node. As many samples as possible go to a node that holds them: augmenting paths find a maximum
+ * matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ struct step {
      * the node */
     uint8_t *seen, *is_dead;
     int32_t *cursor;  /* by node: position in `by_node` where its next sample goes */
-    int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
+    int32_t *by_node; /* the step's samples by node; within a node, first those to load */
 };
 
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -235,9 +235,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many; if
- * the step's samples cannot be divided evenly, some ranks take one more. With a cap, a rank takes
- * at least `least` samples and at most `cap` times an equal share. */
+/* Sets how many samples each node takes at most and at least. Without a cap, all ranks take equally
+ * many; if the step's samples cannot be divided evenly, some ranks take one more. With a cap, a
+ * rank takes at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;
