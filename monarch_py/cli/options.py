@@ -132,9 +132,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration as `checked` does, and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. Its session is then a
-    link to the session of that file (`link_session`). If a killed daemon has left a session in the
-    link's place, that session is swept first.
+    A configuration may use the tiers of another file, such as the site's. The session of the
+    configuration is then a link to the session of that file (`link_session`). If a killed daemon
+    has left a session in the link's place, that session is swept first.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)

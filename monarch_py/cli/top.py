@@ -97,7 +97,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     if not has_keys:
         time.sleep(max(0.0, until - time.monotonic()))
         return False
-    # Read the keys even if `until` has passed. The daemon's answer may have taken longer than that.
+    # Read the keys even if `until` has passed, because the daemon may have answered later than
+    # that.
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         if _ends(os.read(sys.stdin.fileno(), 64)):
             return True
