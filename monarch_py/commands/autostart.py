@@ -51,7 +51,7 @@ def start(config_file: Path, opened: str) -> bool:
     the sources, also provides a daemon: starts one, or adds the sources to a daemon that serves
     already. Returns whether a daemon was started.
 
-    opened : the file that the program has opened; "" if its daemon was killed
+    opened : the file that the program has opened; "" if the program's daemon was killed
     """
     config = load_config(config_file)
     link_session(config_file, config.file)

@@ -110,7 +110,8 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
     """Returns one directory on each local disk. The disk with the most free space comes first. A
     directory that the batch system names is preferred to the usual ones.
 
-    taken : the device numbers of the sources' file systems. Their disks are left out
+    taken : the device numbers of the sources' file systems. The disks of these file systems are
+        left out
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]

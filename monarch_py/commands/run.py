@@ -98,7 +98,7 @@ def _run(
 
     Signals that a batch system sends to this process are forwarded to the command. SIGINT is not
     forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
-    ignores it, and waits until the command ends.
+    ignores SIGINT, and waits until the command ends.
 
     starts : called in the child process, with its identity, before the child executes the command.
         So the command is noted for the daemon even if this process is killed at once
@@ -181,7 +181,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # If the file `users` does not name this daemon, no run may end it.
+                # If the file `users` does not name this daemon, no run may end the daemon.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -15,8 +15,8 @@ from monarch_py.native import Kind, Reason, State
 # The number of a source, and a path relative to the source. The path "" is the source itself.
 Place = tuple[int, str]
 
-# How many catalog entries have their paths compared at a time, to limit the memory. If the paths
-# have 100 bytes, one comparison needs about 16 MiB.
+# The paths of this many catalog entries are compared at a time. The number limits the memory: if
+# the paths have 100 bytes, one comparison needs about 16 MiB.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -303,7 +303,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of some files that the daemon could not add to its catalog."""
+        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"
