@@ -31,7 +31,7 @@
  * most about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further ordered members. There can be
- * ordered members before the window, because other threads may have begun later orders first. */
+ * ordered members before the window, because the threads may begin orders out of sequence. */
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL

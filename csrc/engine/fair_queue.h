@@ -30,7 +30,7 @@ void monarch_served(struct fair_queue *q, unsigned rank);
 struct waiting {
     uint64_t demand, due;
     uint8_t place;  /* slot of the demand */
-    uint8_t behind; /* distance in slots from `next` of the rank to `place` */
+    uint8_t behind; /* distance in slots from the rank's `next` (struct fair_queue) to `place` */
     uint8_t rank;   /* 0: no rank */
 };
 

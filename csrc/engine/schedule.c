@@ -10,8 +10,9 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* While more than this many threads for peers are free, work that a reader waits for may exceed its
- * peer's share of the threads. So this many free threads stay available for other peers. */
+/* While more than this many threads for peers are free, a peer's share of the threads does not
+ * limit work that a reader waits for. The last free threads, as many as this, stay available for
+ * other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because the pool's lock is
  * held during it. */
@@ -26,10 +27,10 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
- * as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded
- * peer leaves some threads to the other peers, and a single busy peer gets two thirds of all
- * threads. at: the peer that the thread's work asks now; the thread may always stay with this
+/* Returns whether a thread may go to the order's peer. More threads may go to a peer until the peer
+ * has twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
+ * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
+ * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
