@@ -204,9 +204,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, three arrays hold positions in `by_node`, one for each node: `first` is
-         * where the node's samples begin, `cursor` is where its next held sample goes, and `queue`
-         * is where its next sample to load goes. */
+        /* From now on, three arrays hold, for each node, a position in `by_node`: `first` is where
+         * the node's samples begin, `cursor` is where its next held sample goes, and `queue` is
+         * where its next sample to load goes. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;
