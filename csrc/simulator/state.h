@@ -180,7 +180,7 @@ void sim_checkpoint_written(struct monarch_sim *s, double end);
 /* --- ways.c --- */
 
 struct way {
-    /* time at which the bytes have arrived; time at which the copy is complete */
+    /* end: time at which the bytes have arrived; whole: time at which the copy is complete */
     double end, whole;
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
     /* the epoch in which the copy was made; -1: before the first epoch, or unknown */
