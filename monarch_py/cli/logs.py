@@ -15,7 +15,7 @@ from monarch_py.ipc.session import SessionDir
 
 # How many lines of the previous daemon's log to print. They show how that daemon ended.
 LINES_BEFORE = 20
-# Pause of `--follow` between two looks for new lines [s].
+# Pause [s] between two checks of `--follow` for new lines.
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
 # `--follow` reads this many bytes at the beginning of the log again and again. If these bytes have

@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 
-# Errors (errno) of writing to a disk, a pipe or a terminal.
+# The values of errno with which a write to a disk, a pipe or a terminal can fail.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept every file name: also a name that is not
-    valid text, and a name with characters that the stream's encoding lacks. Call it once, before
-    anything is written."""
+    """Makes standard output and standard error accept every file name, even if the name is not
+    valid text or has characters that the stream's encoding lacks. Call it once, before anything is
+    written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
