@@ -45,7 +45,7 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """How many bytes a tier could hold if it had no quota: the bytes of its copies, plus the free
+    """How many bytes a tier could hold if it had no quota: the size of its copies, plus the free
     space of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])

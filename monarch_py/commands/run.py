@@ -45,7 +45,8 @@ class Outcome:
 
     exit_status : the exit status of the command; 128 + n if signal n ended the command
     report : the daemon's status after the command; None if there is none
-    problem : why the command ran without a daemon, or why it could not run; "" if it ran with one
+    problem : why the command ran without a daemon, or why it could not run; "" if the command ran
+        with a daemon
     before : the daemon's status before the command; None if there is none
     lost : why the daemon's report after the command is missing or incomplete; "" if it is complete
     """

@@ -34,10 +34,10 @@ class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
     roots : for each source, the paths by which its directory is known: the real path, and then the
-        path in the configuration if that is another one
+        path in the configuration if the two differ
     texts : the paths that the user wrote; None for everything
-    problems : for each of these paths that selects no file: the path, and a text that says what is
-        wrong and what to do
+    problems : for each of the user's paths that selects no file: the path, and a text that says
+        what is wrong and what to do
     ids : (n,) the catalog entries of the selected files, in the order in which they were found
     unknown : selected files that exist but are not in the catalog yet. The value is the path that
         messages show
@@ -146,8 +146,8 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Selects the files that the user means among the entries that were added to the catalog
-        since the last call. Returns the newly selected entries, (n,)."""
+        """Among the entries that were added to the catalog since the last call, selects the files
+        that the user means. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog may grow at any time, so read its length once, after the last look-up.
@@ -173,8 +173,8 @@ class PathSelection:
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Finds the files below the named directories among the entries [first, end). Counts them
-        for each directory, and returns their entries."""
+        """Finds, among the entries [first, end), the files below the named directories. Counts
+        these files for each directory, and returns their entries."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]

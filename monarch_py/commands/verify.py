@@ -30,7 +30,7 @@ class Verdict:
     checked : number of copies that were read
     damaged : source paths of copies whose bytes do not match their checksum
     outdated : source paths of copies that differ from the source; None if the source is not read
-    out_of_use : one sentence on each tier that could not be checked
+    out_of_use : one sentence about each tier that could not be checked
     """
 
     block_size_bytes: int
