@@ -28,7 +28,7 @@ SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of b
 # The reference shows the upper bound of a number only if the bound is at most MOST_TOLD. Larger
 # bounds are safeguards, which no user needs to know.
 MOST_TOLD = (1 << 16) - 1
-# A whole number may have 18 digits, because such a number fits into 64 bits.
+# A whole number may have at most 18 digits, because every such number fits into 64 bits.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
