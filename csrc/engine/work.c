@@ -271,8 +271,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. It must not be
-     * delayed, because the program may want its descriptor closed soon. */
+    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. This fill must not
+     * be delayed, because the program may want its descriptor closed soon. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 

@@ -16,11 +16,11 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: links of its node's list */
     int32_t *first;         /* by node: head of its list */
-    /* by node. room: most samples that it can take; taken: number of samples that it takes because
-     * it holds them */
+    /* by node. room: most samples that the node can take; taken: number of samples that the node
+     * takes because it holds them */
     int32_t *room, *taken;
-    /* by node. share: number of samples that it takes without holding them, and so must load;
-     * least: fewest samples that it takes in all */
+    /* by node. share: number of samples that the node takes without holding them, and so must load;
+     * least: fewest samples that the node takes in all */
     int32_t *share, *least;
     int32_t *moved, *queue; /* by node: state of the search for a free place */
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from

@@ -37,8 +37,8 @@ void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
  * over std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
-/* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: like GCC before
- * version 11. */
+/* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: whether to draw
+ * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
 /* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1, given the seeds that
