@@ -89,7 +89,7 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
  * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
  * memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
-/* Removes a directory's listing from where readers find it. Does nothing if `directory` is -1. */
+/* Makes a directory's listing unavailable to readers. Does nothing if `directory` is -1. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
 /* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
  * know the directory. */
@@ -137,8 +137,8 @@ struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, 
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* Moves a directory, and the directories above it, to the front of those still to be listed.
- * is_deep: also moves the directories below it. */
+/* Moves a directory, and the directories above it, to the front of the directories that are still
+ * to be listed. is_deep: also moves the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
 /* Lets the scan skip files that the catalog already has with the same name and inode number. The
  * scan skips a file only if the file's directory has not changed since `since_ns` [CLOCK_REALTIME],
@@ -199,7 +199,7 @@ uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, 
 /* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
  * descriptor of the source's root. */
 int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
-/* Compares directories of a source in the catalog with the source itself, from entry *at on, until
+/* Compares the catalog's directories of one source with the source itself, from entry *at on, until
  * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
  * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
  * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
@@ -241,8 +241,8 @@ struct monarch_result {
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
     int32_t giver;
-    /* of a FILL: the node that keeps the file. A peer without room for the file has named this
-     * node. -1: no peer has named a node */
+    /* of a FILL: the node that keeps the file, as answered by a peer that has no room for the file;
+     * -1: no peer has answered so */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
@@ -281,8 +281,8 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
  * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Programs hand over descriptors also of files that have no entry in the catalog. Lists such files
- * of one source. Writes the attributes of at most `max` files to `entries`, and their paths, of at
+/* Lists files of one source of which programs have handed over descriptors, and which have no entry
+ * in the catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at
  * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
  * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
@@ -298,7 +298,7 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
  * from the pack instead of the source if a member has the same name, size and time of modification.
  * The engine duplicates `fd`. size, mtime_ns: the archive's size and time of modification when its
  * members were listed. `members` must be in the order of their positions in the archive. Call this
- * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since. */
+ * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since then. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
     uint64_t offset, size;

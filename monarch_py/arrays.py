@@ -21,7 +21,8 @@ Uints = npt.NDArray[np.uint64]
 Ids = Uints
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
-# C_TYPES: for each dtype, the C type of the elements, for `pointer`. `struct_dtype` adds structs.
+# C_TYPES: for each dtype, the C type of the elements, which `pointer` needs. `struct_dtype` adds
+# structs.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"

@@ -342,8 +342,8 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* If all bytes came from a single peer, no further check is needed: that peer checked that its
-     * file was unchanged before it sent the last block. If several peers gave bytes, none of them
+    /* If all bytes came from a single peer, no further check is needed: before this peer sent the
+     * last block, it checked that its file was unchanged. If several peers gave bytes, none of them
      * has checked the copy as a whole, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);

@@ -17,7 +17,7 @@ struct fill {
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
     struct monarch_fill *map;
-    int from;  /* atomic: descriptor of the source's file; -1 until something is read from it */
+    int from;  /* atomic: descriptor of the file at the source; -1: the fill has none yet */
     int peers; /* number of peers that the order names */
     /* atomic: index in job->peer of the peer that is asked now; all peers before that index have
      * failed */

@@ -1,5 +1,6 @@
-/* An order makes the engine do one thing with one file or copy (enum monarch_job_kind). Here are an
- * order's data, the functions that record its failure, and those that name or remove its copy. */
+/* An order makes the engine do one thing with one file or copy (enum monarch_job_kind). This header
+ * declares the data of an order, and functions that record the order's failure or that name or
+ * remove its copy. */
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +12,7 @@
 #define MONARCH_MOVES 6
 
 struct job {
-    struct job *next, *before; /* in its queue */
+    struct job *next, *before; /* neighbours in the queue */
     struct job *same;          /* the next order in the same hash bucket, see entries.c */
     struct queue *queue;
     struct monarch_result result;

@@ -31,7 +31,7 @@
  * most about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further ordered members. There can be
- * ordered members before the window, because other threads may have begun later orders first. */
+ * ordered members before the window, because the threads may begin orders out of sequence. */
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL
@@ -250,9 +250,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If no window is empty, looks at the windows that no thread uses and no
- * order waits for, and empties the least recently used of them. Returns NULL if there are none. A
- * window that an order waits for is kept, because it would have to be read again. */
+/* Returns an empty window. If no window is empty, empties the least recently used one of the
+ * windows that no thread uses and that no order needs. Returns NULL if there is no such window. A
+ * window that an order needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {

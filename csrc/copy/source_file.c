@@ -242,7 +242,7 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
 }
 
 /* Reads from a program's descriptor. The bytes count as read from the source only if this thread
- * slept during the read, because it then has waited for the source. Bytes that the program has just
+ * slept during the read, which means that it waited for the source. Bytes that the program has just
  * read come from the page cache without a wait. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {

@@ -39,17 +39,17 @@ int monarch_is_handed(const struct job *job);
 void monarch_close_source(struct monarch_engine *e, struct job *job, int fd);
 /* Closes the descriptor that a reader has handed over to the order, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
-/* Returns a descriptor of the order's file. This is the descriptor that a reader has handed over if
- * that descriptor can be used, else a new one. On failure, returns -1 and sets *status and errno as
- * monarch_open_source does. */
+/* Returns a descriptor of the order's file. If a reader has handed over a descriptor that can be
+ * used, returns that one; otherwise opens a new one. On failure, returns -1 and sets *status and
+ * errno as monarch_open_source does. */
 int monarch_take_source(struct monarch_engine *e, struct job *job, int *status);
 /* Returns the descriptor of the fill's file at the source. The first call opens the file. On
  * failure, returns -1 and sets *status and errno as monarch_open_source does. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 /* Call this during a fill that reads from the descriptor `from`. If a reader has handed over
- * `from`, and it must be closed now (monarch_is_recalled), replaces it: the number `from` then is a
- * descriptor that this process has opened itself. Returns 0, or -1 if the file could not be opened;
- * *status and errno say why. */
+ * `from`, and this descriptor must be closed now (monarch_is_recalled), replaces it: afterwards,
+ * the number `from` stands for a descriptor that this process has opened itself. Returns 0, or -1
+ * if the file could not be opened; *status and errno say why. */
 int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
 /* Reads `n` bytes at offset `at` from `from`, the descriptor of the fill. Counts the bytes that the
  * source had to send. Returns the number of bytes, or -errno. */

@@ -121,7 +121,7 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
- * part is read with ordinary reads, because the kernel shortens requests for read-ahead at will. A
+ * part is read with ordinary reads, because the kernel may shorten requests for read-ahead. A
  * thread reads one part at a time, so the number of threads limits how many parts are read at
  * once. */
 static void page_in(struct job *job, char *buffer) {

@@ -203,8 +203,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int way = 0; way < MONARCH_WAYS; way++)
         monarch_ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* Without this, a peer that sends byte by byte could keep a thread busy until the time
-         * limit. */
+        /* If connections stayed open, a peer that sends byte by byte could keep a thread busy until
+         * the time limit. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)

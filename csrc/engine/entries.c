@@ -6,7 +6,7 @@ enum monarch_way monarch_way_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* The hash buckets contain only orders of these two kinds, and each order only until it begins. */
+/* Only orders of these two kinds are in the hash buckets. Each order is there until it begins. */
 int monarch_is_awaited(const struct job *job) {
     return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
 }
@@ -29,7 +29,7 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
-/* Returns the first order for the entry in a bucket's list, from `job` on, or NULL. */
+/* Searches a bucket's list from `job` on. Returns the first order for the entry, or NULL. */
 static struct job *next_for(struct job *job, uint64_t id) {
     while (job && job->result.id != id)
         job = job->same;

@@ -6,7 +6,8 @@
 #include "shared/catalog.h"
 
 struct fair_queue {
-    /* (MONARCH_RANKS,): share of each rank; 0: its readers are treated like readers of no rank */
+    /* (MONARCH_RANKS,): share of each rank; 0: the rank's readers are treated like readers of no
+     * rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
@@ -29,7 +30,7 @@ void monarch_served(struct fair_queue *q, unsigned rank);
 struct waiting {
     uint64_t demand, due;
     uint8_t place;  /* slot of the demand */
-    uint8_t behind; /* distance in slots from `next` of the rank to `place` */
+    uint8_t behind; /* distance in slots from the rank's `next` (struct fair_queue) to `place` */
     uint8_t rank;   /* 0: no rank */
 };
 
@@ -43,8 +44,8 @@ struct line {
      * whose reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
-    /* number of readers in `of_ranks`, which is filled when the iterator meets the first reader of
-     * a rank */
+    /* number of readers in `of_ranks`. This array is filled when the iterator reaches the first
+     * reader that has a rank. */
     unsigned length;
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];

@@ -54,8 +54,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* No fill of this file is under way or asked for. So the file was settled before this demand
-     * was made. Wake the reader, which then checks the file's state again. */
+    /* No fill of this file is under way, and none is wanted. So the file was settled before this
+     * demand was made. Wake the reader, which then checks the file's state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }

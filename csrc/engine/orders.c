@@ -56,8 +56,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 /* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
  * that this node does not keep goes into the staging area; every other file goes into a tier that
  * is not the staging area. If only part of a tier's room is granted, a file that does not fit into
- * this part may still fit into the tier. The file is left to policy, and no later tier is
- * tried. */
+ * this part may still fit into the tier. So no later tier is tried, the result is -1, and policy
+ * decides about the file. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -156,7 +156,7 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 
 /* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
  * number. An order that a descriptor waits for goes into the queue of files in use instead, so that
- * no file that is filled ahead delays it. */
+ * it does not wait behind orders for files that no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -173,8 +173,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* Each order gets a copy of its entry. The lock is needed while entries are copied, because
-     * another thread that publishes a copy may clear the `copy_ino` of any entry. */
+    /* Each order contains the fields of its entry. The lock is needed while these fields are read,
+     * because another thread that publishes a copy may clear the `copy_ino` of any entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {

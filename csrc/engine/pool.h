@@ -14,7 +14,8 @@ struct pool;
 
 /* The room that policy has granted. The pool's lock protects all fields except the atomic ones.
  * While there is a grant, only the engine's threads set entries to FILLING. While there is no
- * grant, only Python does. So the two never decide about the same entry at the same time. */
+ * grant, only Python does. So the engine and Python never decide about the same entry at the same
+ * time. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -29,8 +30,8 @@ struct grant {
     /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand that a thread has looked at and whose file had no order. From
-     * then on, the threads skip that demand. */
+    /* By demand slot: the last demand in this slot whose file had no order when a thread looked at
+     * the demand. Threads skip this demand from then on. */
     uint64_t refused[MONARCH_DEMANDS];
     /* By demand slot: whether the threads looked at the demand in `refused` too early, because
      * there was no grant or the file was FILLING. If so, they look at the demand again after the
@@ -53,7 +54,8 @@ struct grant {
 enum monarch_role {
     /* all work of the thread's way (from the sources, or from peers), except PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for; what a thread looks for between two parts of other work */
+    /* only work that readers wait for. A thread looks for work with this role alone between two
+     * parts of other work. */
     MONARCH_DOES_DEMANDS = 2,
     /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
      * this role. So a tier that hangs cannot block the other half. */
@@ -74,8 +76,8 @@ struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* Called before the order begins. Gives the order the descriptor that waits for it, unless the
-     * program has asked for that descriptor back. */
+    /* Called before the order begins. Gives the waiting descriptor to the order, unless the program
+     * has asked for the descriptor back. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
     void (*granted)(struct pool *p);
@@ -92,7 +94,7 @@ struct handovers;
 struct kept_table;
 
 struct pool {
-    struct monarch_engine shared; /* the first member, so a pointer to it leads to the pool */
+    struct monarch_engine shared; /* the first member: its address is the pool's address */
     pthread_mutex_t lock;
     /* done: orders that have a result; told: orders whose result Python has taken */
     struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
@@ -100,15 +102,15 @@ struct pool {
     struct fill *fills; /* unfinished fills, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
     struct late late[2];                 /* [0] normal orders, [1] orders for files in use */
-    /* Number of orders whose results Python has not taken, without PAGE_INs. The first index is 0
+    /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
      * for normal orders and 1 for orders for files in use, the second is an enum monarch_way. */
     uint64_t pending[2][MONARCH_WAYS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
-    /* by peer: number of orders in `pending` that ask it first */
+    /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
-    /* by rank: its share, for the threads of both ways; see fair_queue.h */
+    /* by rank: the rank's share, which holds for the threads of both ways; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
     struct fair_queue fair[MONARCH_WAYS];
     int rung;           /* the daemon was rung for results, and has not taken them yet */

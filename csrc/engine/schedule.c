@@ -10,8 +10,9 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* While more than this many threads for peers are free, work that a reader waits for may exceed its
- * peer's share of the threads. So this many free threads stay available for other peers. */
+/* While more than this many threads for peers are free, a peer's share of the threads does not
+ * limit work that a reader waits for. The last free threads, as many as this, stay available for
+ * other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because the pool's lock is
  * held during it. */
@@ -26,10 +27,10 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may go to the order's peer. Threads may join a peer until it has twice
- * as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an overloaded
- * peer leaves some threads to the other peers, and a single busy peer gets two thirds of all
- * threads. at: the peer that the thread's work asks now; the thread may always stay with this
+/* Returns whether a thread may go to the order's peer. More threads may go to a peer until the peer
+ * has twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
+ * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
+ * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
@@ -195,7 +196,8 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
     return 0;
 }
 
-/* Returns whether the fill has a block that can be begun and no reader has waited for the fill. */
+/* Returns whether a thread can begin a block of this fill. Fills for which a reader has waited are
+ * moved unit by unit instead (find_ahead). */
 static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
@@ -237,7 +239,7 @@ static void put_aside(struct late *late, struct job *job) {
 }
 
 /* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * skips only peers for which threads work, so no more peers than there are threads. */
+ * skips only peers that threads already ask, and there are no more such peers than threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -330,8 +332,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has finished its work. Its work then asks no peer, and the thread counts as
- * resting. */
+/* Notes that the thread has finished its work. From then on, the thread counts as resting, and is
+ * not counted as asking a peer. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->way] -= (uint32_t)me->is_unasked;

@@ -21,6 +21,6 @@ uint32_t monarch_roles_of(const struct worker *me);
  * finished its current work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Returns the roles, as bits, of the threads of this way that could do some of the waiting work; 0
- * if no work waits. The result may be nonzero although no work is left: units ahead of readers
- * count even if all units of the fill are already claimed. */
+ * if no work waits. The result may be nonzero although no work is left: a fill for which a reader
+ * has waited counts until a search has found that all units of the fill are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);

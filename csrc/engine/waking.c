@@ -7,13 +7,13 @@
  *     bell's word and wakes one thread that could do the work. A thread reads the word before it
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
  *     before the work was added does not fall asleep.
- *   - A thread that has looked for work may leave work that sleeping threads could do. It then
- *     wakes one of these threads, but does not change the word: the thread that has added the work
- *     rings the bell for it. If that ring has come already, no thread that is awake falls asleep
- *     without seeing the work. If that ring is still to come, it wakes one more thread. There is
- *     one exception: a thread that leaves one peer for another rings the bell itself. It makes room
- *     at the first peer for orders that were set aside, and no other ring will come for these
- *     orders.
+ *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
+ *     the remaining work, the thread wakes one of them, but does not change the word: the thread
+ *     that has added this work rings the bell for it. If that ring has come already, no thread that
+ *     is awake falls asleep without seeing the work. If that ring is still to come, it wakes one
+ *     more thread. There is one exception: a thread whose work no longer asks the same peer rings
+ *     the bell itself. The peer that the thread has left has room again for orders that were set
+ *     aside, and no other ring will come for these orders.
  *   - A thread that has all roles of its way and finds no work need not wake others, because there
  *     is nothing that they could do.
  *   - A demand whose file has no order counts as work of both ways, until a thread has ordered a

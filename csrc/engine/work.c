@@ -20,8 +20,8 @@
 /* Number of results of published copies that accumulate before the daemon is rung. */
 #define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
 #define RESULTS_AT_ONCE 512 /* if it does not */
-/* A daemon that waits for results is also rung when fewer orders than this are queued: it can then
- * submit more orders in time. */
+/* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
+ * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
 /* After a reader has waited for a unit of a file, the file is moved unit by unit for this long
  * [ns], instead of in longer runs. */
@@ -43,9 +43,10 @@
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Returns whether to ring the daemon for this result. The daemon is not rung again until it has
- * taken the results, because it then takes all of them. Results of published copies may accumulate,
- * so that one iteration of the daemon's loop handles many files. */
+/* Returns whether to ring the daemon for this result. If the daemon was already rung and has not
+ * yet taken the results, it is not rung again: it will take this result together with the others.
+ * Results of published copies may accumulate, so that one iteration of the daemon's loop handles
+ * many files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -99,8 +100,8 @@ static void finish(struct pool *p, struct job *job) {
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Notes that this thread no longer works on the fill. If no other thread does and the fill is
- * finished, ends the fill. */
+/* Notes that this thread no longer works on the fill. If the fill is finished and no other thread
+ * works on it, ends the fill. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -146,7 +147,7 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work. If the search meets demands whose files have no order, also orders
+/* Finds the caller's next work. If the search finds demands whose files have no order, also orders
  * fills of these files. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
@@ -164,8 +165,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. If that begins the fill of a file, this fill can be
- * interrupted for demands too. Fills nest in this way, at most DEEPEST levels deep. */
+/* Serves demands in the middle of other work. If a demand makes this thread begin a new fill,
+ * demands can interrupt that fill too. Fills nest in this way, at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -270,8 +271,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. It must not be
-     * delayed, because the program may want its descriptor closed soon. */
+    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. This fill must not
+     * be delayed, because the program may want its descriptor closed soon. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -296,16 +297,16 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. The thread
- * looks again without a ring in two cases: a reader's claim may end, or the memory of the thread's
- * buffer should be returned. */
+/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. A thread wakes
+ * without a ring for one of two reasons: a reader's claim may have ended meanwhile, or the thread
+ * should return the memory of its buffer. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* The loop of a copying thread. Clients can write to the bell too, so a ring may come without work;
- * it costs only a wake-up. */
+/* The loop of a copying thread. Clients can write to the bell too, so the bell may be rung although
+ * there is no work. Such a ring costs only a wake-up. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;

@@ -1,6 +1,6 @@
-/* Deals the samples of each step of an epoch to nodes that hold them, and then to the ranks of
- * these nodes. As many samples as possible go to a node that holds them: augmenting paths find
- * a maximum matching of samples with the nodes' places. */
+/* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
+ * node. As many samples as possible go to a node that holds them: augmenting paths find a maximum
+ * matching of samples with the nodes' places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -16,18 +16,18 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: links of its node's list */
     int32_t *first;         /* by node: head of its list */
-    /* by node. room: most samples that it can take; taken: number of samples that it takes because
-     * it holds them */
+    /* by node. room: most samples that the node can take; taken: number of samples that the node
+     * takes because it holds them */
     int32_t *room, *taken;
-    /* by node. share: number of samples that it takes without holding them, and so must load;
-     * least: fewest samples that it takes in all */
+    /* by node. share: number of samples that the node takes without holding them, and so must load;
+     * least: fewest samples that the node takes in all */
     int32_t *share, *least;
     int32_t *moved, *queue; /* by node: state of the search for a free place */
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;
     int32_t *cursor;  /* by node: position in `by_node` where its next sample goes */
-    int32_t *by_node; /* the step's samples, ordered by node, each node's loads first */
+    int32_t *by_node; /* the step's samples by node; within a node, first those to load */
 };
 
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -204,9 +204,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, three arrays hold positions in `by_node`, one for each node: `first` is
-         * where the node's samples begin, `cursor` is where its next held sample goes, and `queue`
-         * is where its next sample to load goes. */
+        /* From now on, three arrays hold, for each node, a position in `by_node`: `first` is where
+         * the node's samples begin, `cursor` is where its next held sample goes, and `queue` is
+         * where its next sample to load goes. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;
@@ -235,9 +235,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets the most and the fewest samples of each node. Without a cap, all ranks take equally many; if
- * the step's samples cannot be divided evenly, some ranks take one more. With a cap, a rank takes
- * at least `least` samples and at most `cap` times an equal share. */
+/* Sets how many samples each node takes at most and at least. Without a cap, all ranks take equally
+ * many; if the step's samples cannot be divided evenly, some ranks take one more. With a cap, a
+ * rank takes at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -37,8 +37,8 @@ void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
  * over std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
-/* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: like GCC before
- * version 11. */
+/* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: whether to draw
+ * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
 /* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1, given the seeds that
@@ -75,9 +75,9 @@ int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
-/* Considers only accesses to the units [low, low + units). Appends the node that makes the access
- * to the slots of the accessed unit. cursors[u] is the position of the next slot of unit low + u.
- * Returns 0, or -1 if the slots would overflow. */
+/* Collects the accesses to the units [low, low + units): for each access, appends the node that
+ * makes it to the slots of the accessed unit. cursors[u] is the position of the next slot of unit
+ * low + u. Returns 0, or -1 if the slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);

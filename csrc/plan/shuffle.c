@@ -1,7 +1,7 @@
 /* Shuffles that repeat those of the samplers' libraries, draw for draw.
  *
- * The items of a large dataset are far apart in memory. So some hundred of the positions to
- * exchange are computed together, and their items are prefetched before they are exchanged. */
+ * The items of a large dataset are far apart in memory. So some hundred positions are computed
+ * together, and the items at these positions are prefetched before they are exchanged. */
 #include <stdlib.h>
 
 #include "plan/plan.h"

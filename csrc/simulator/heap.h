@@ -1,6 +1,6 @@
 /* A heap of events, sorted by time. Events of the same time are sorted by the number of their
- * asker, so that two runs give identical results to the bit. An asker is a thread, or anything else
- * that waits for events. */
+ * asker, so that the results of two runs are identical to the bit. An asker is a thread, or
+ * anything else that waits for events. */
 #pragma once
 
 #include <stdint.h>

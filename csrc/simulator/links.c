@@ -38,8 +38,8 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes all rates. Repeatedly chooses the link that can give its transfers the lowest rate, and
- * gives them this rate. Each other link then has the throughput that is left on it. */
+/* Computes all rates. Repeatedly chooses the link that can give its transfers the lowest rate,
+ * gives this rate to these transfers, and subtracts it from their other links. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

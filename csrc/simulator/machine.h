@@ -19,8 +19,8 @@ int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t 
 void machine_close(struct machine *m);
 
 /* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is set, the
- * bytes are really requested, and occupy the class and the links between. Otherwise the call only
- * computes the time, and changes nothing. */
+ * bytes are really requested, and occupy the class and all links that they cross. Otherwise the
+ * call only computes the time, and changes nothing. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,

@@ -24,13 +24,13 @@ struct request {
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
  * the same time receive equally many bytes. So `clock` is a virtual time: the number of bytes that
- * a client has received if it was served all the time. `ends`: for each client, the value of
- * `clock` at which its current request ends. */
+ * a client would have received by now if it had always been served. `ends`: for each client, the
+ * value of `clock` at which its current request ends. */
 struct share {
     double clock;
     struct heap ends;
-    /* nodes: the request of the node that is served now; its `next` leads to the request that is
-     * served after it */
+    /* nodes: the node's request that is served now. The field `next` of this request leads to the
+     * request that is served after it. */
     uint32_t *first;
     double *waiting; /* nodes: the bytes of the requests after the first one */
     double *end;     /* nodes: the clock's value when the first request ends */
@@ -53,7 +53,8 @@ void pfs_close(struct pfs *p);
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
 /* Call this if another asker, whose priority is `priority`, needs the bytes that `who` has
- * requested. The request of `who` then gets this priority, if this is smaller than its own. */
+ * requested. If this priority is smaller than that of the request of `who`, the request gets this
+ * priority. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);

@@ -44,10 +44,10 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy: a position in the sequence of the accesses of its node. The copy should exist
-     * when its node has reached this position. Another node asks for the copy only once its own
-     * accesses have passed the same position. NULL: every node knows at each time which copies
-     * exist. */
+    /* For each copy: a position in the access sequence of the node that has the copy. The copy
+     * should exist when this node has reached the position. Another node asks for the copy only
+     * once that other node has passed the same position in its own sequence. NULL: every node knows
+     * at each time which copies exist. */
     const int64_t *copy_due;
     /* files: the only node that reads the file from the file system and sends it to the nodes that
      * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */

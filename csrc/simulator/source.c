@@ -37,8 +37,8 @@ static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Returns whether the read that `first` has begun also brings a sample of `reader`, the node that
- * reads. */
+/* Returns whether the read that `first` has begun brings a sample that `reader`, the reading node,
+ * needs itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)

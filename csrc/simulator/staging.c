@@ -244,8 +244,8 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
             /* This thread is shared by several ranks, and checks again now, because a rank has
-             * room. A thread of a single rank need not: it has computed in advance when its rank
-             * will have room. */
+             * room. A thread of a single rank need not check again: it has computed in advance when
+             * its rank will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

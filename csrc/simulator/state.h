@@ -87,14 +87,15 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: in element (f, r), 1 + the last epoch e that used file f, of the epochs
-     * with e % EPOCHS_KNOWN = r; 0: none */
+    /* files x EPOCHS_KNOWN: element (f, r) is e + 1, where e is the last epoch that used file f
+     * among the epochs with e % EPOCHS_KNOWN = r; 0: none */
     uint32_t *reused;
     /* files, if any file has an owner: the first asker of the current read of the file, or
      * PFS_NONE */
     uint32_t *reading;
     uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
-    /* nodes x classes: the copies [cursor, list_end) of the list are still to be made */
+    /* nodes x classes: of the copies of this node and class, those with an index in [cursor,
+     * list_end) are still to be made */
     uint64_t *cursor, *list_end;
 };
 
@@ -142,7 +143,7 @@ static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the size of a file. A negative number stands for no sample: in this step, the rank takes
+/* Returns the size of a file. A negative `file` stands for no sample: in this step, the rank takes
  * fewer samples than other ranks. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
@@ -179,7 +180,7 @@ void sim_checkpoint_written(struct monarch_sim *s, double end);
 /* --- ways.c --- */
 
 struct way {
-    /* time at which the bytes have arrived; time at which the copy is complete */
+    /* end: time at which the bytes have arrived; whole: time at which the copy is complete */
     double end, whole;
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
     /* the epoch in which the copy was made; -1: before the first epoch, or unknown */

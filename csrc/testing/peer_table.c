@@ -56,7 +56,8 @@ static void leave(table *t, struct shared *f) {
     free(f);
 }
 
-/* Wakes requests. It holds the table's lock, so that the server is not stopped meanwhile. */
+/* Wakes the requests that wait for this file. Holds the table's lock, so that the server is not
+ * stopped meanwhile. */
 static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)

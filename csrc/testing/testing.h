@@ -18,9 +18,10 @@ void monarch_ring_engine(struct monarch_clients *m);
  * served. served[r] gets the number + 1 of the reader that round r serves; 0 for none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
-/* Lines `n` readers up as monarch_serve_in_order does, and goes through the line without serving
- * any. A reader that comes up is marked as taken, so that it comes up only once. `met` gets the
- * numbers of the readers in the order in which they come up. Returns how many came up. */
+/* Iterates over `n` waiting readers without serving any. The parameters are those of
+ * monarch_serve_in_order. Each reader that the iterator yields is marked as taken, so that the
+ * iterator yields it only once. `met` gets the numbers of the readers in the order in which they
+ * are yielded. Returns how many were yielded. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
@@ -43,8 +44,9 @@ int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint
  * block then get it. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Removes a file: peers do not get it any more, peers that wait for it are told so, and answers
- * that are being sent are finished. Returns 0, or -ENOENT if there is no such file. */
+/* Removes a file. From then on, no peer gets it, and peers that wait for it get an answer that says
+ * so. Answers that are already being sent are finished. Returns 0, or -ENOENT if there is no such
+ * file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */

@@ -44,7 +44,7 @@ MODULES = {
 }
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-# Matches the end of click's message about an option's value that is not a number.
+# Matches the end of the message with which click refuses a value that is not a number.
 NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
 # The exception that click raises if a group of commands is called without a command. This module
@@ -113,7 +113,7 @@ def _leave_the_library() -> None:
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
     if others != preloads:
         environment = {**os.environ, "LD_PRELOAD": ":".join(others)}
-        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # doctor reads it
+        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # `monarch doctor` reads it
         if not any(others):
             del environment["LD_PRELOAD"]
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606

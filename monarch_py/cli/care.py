@@ -31,8 +31,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# The widths of the columns `level` and `what` of the findings [characters]. Each column is as wide
-# as the longest text in it.
+# The widths [characters] of the columns `level` and `what`. Each column is as wide as its longest
+# text.
 WIDTHS = (7, 15)
 # The least width of the third column, however narrow the terminal is [characters].
 LEAST_WIDTH = 20
@@ -75,8 +75,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` characters. A path that is longer than that stays
-    in one piece, so that the user can copy it."""
+    """Breaks a text into lines of at most `width` characters. A path that is longer than a line
+    stays in one piece, so that the user can copy it."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 

@@ -240,7 +240,8 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    # If `process` is None, this node's daemon ran already, and the command that started it waits.
+    # If `process` is None, this node's daemon ran already, and the command that has started it
+    # waits for its end.
     if node.process is not None:
         wait_for(node.process, SessionDir.of(config_file))
 

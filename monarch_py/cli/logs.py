@@ -15,11 +15,11 @@ from monarch_py.ipc.session import SessionDir
 
 # How many lines of the previous daemon's log to print. They show how that daemon ended.
 LINES_BEFORE = 20
-# Pause of `--follow` between two looks for new lines [s].
+# Pause [s] between two checks of `--follow` for new lines.
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# `--follow` reads this many bytes at the beginning of the log again and again. If they change, a
-# new log was begun, because the first line of a log contains the time.
+# `--follow` reads this many bytes at the beginning of the log again and again. If these bytes have
+# changed, a new log was begun: the first line of a log contains the time at which the log begins.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 

@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 
-# Errors (errno) of writing to a disk, a pipe or a terminal.
+# The values of errno with which a write to a disk, a pipe or a terminal can fail.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept every file name: also a name that is not
-    valid text, and a name with characters that the stream's encoding lacks. Call it once, before
-    anything is written."""
+    """Makes standard output and standard error accept every file name, even if the name is not
+    valid text or has characters that the stream's encoding lacks. Call it once, before anything is
+    written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -74,6 +74,6 @@ def output_failed(error: OSError) -> int:
 
 def _discard(fd: int) -> None:
     """Makes the descriptor `fd` of a failed stream lead to /dev/null. The stream's buffer still has
-    unwritten text. At its end, Python tries to write this text again; without /dev/null, it would
-    fail again."""
+    unwritten text. When Python exits, it tries to write this text again; without /dev/null, this
+    write would fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

@@ -31,7 +31,7 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     # report it, so `bring_up` reports it once for all ranks. Second, if the configuration's session
     # still exists, the user can stop its daemon and read its log without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
-        load_config(file)  # raises ConfigError, which says why it cannot be read
+        load_config(file)  # raises ConfigError, which says why the file cannot be read
     return file
 
 
@@ -40,10 +40,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. It depends on the user's daemons on
-    this node. The site's configuration is used if one of the daemons serves it, or if no daemon
-    runs. Otherwise, if one daemon runs, its configuration is used. Raises ConfigError if several
-    daemons run, or if neither a daemon nor the site has a configuration."""
+    """Returns the configuration to use if the user names none. The choice depends on the user's
+    daemons on this node. The site's configuration is used if one of the daemons serves it, or if no
+    daemon runs. Otherwise, if one daemon runs, its configuration is used. Raises ConfigError if
+    several daemons run, or if neither a daemon nor the site has a configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -132,9 +132,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration as `checked` does, and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. Its session is then a
-    link to the session of that file (`link_session`). If a killed daemon has left a session in the
-    link's place, that session is swept first.
+    A configuration may use the tiers of another file, such as the site's. The session of the
+    configuration is then a link to the session of that file (`link_session`). If a killed daemon
+    has left a session in the link's place, that session is swept first.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
@@ -150,7 +150,8 @@ def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
 def checked(
     config_file: Path, *, with_sources: bool = True, sources: tuple[Path, ...] = ()
 ) -> Config:
-    """Loads the configuration and shows its warnings. Raises ConfigError if it cannot work.
+    """Loads the configuration and shows its warnings. Raises ConfigError if the configuration
+    cannot work.
 
     with_sources, sources : as for `load_config`. `sources` are also exported to the processes that
         this process starts
@@ -163,7 +164,7 @@ def checked(
 
 
 def write_new(output: Path, text: str) -> None:
-    """Writes a file that must not exist yet; "-" is standard output. Raises ConfigError if it
+    """Writes a file that must not exist yet; "-" is standard output. Raises ConfigError if the file
     cannot be written."""
     if output == Path("-"):
         click.echo(text, nl=False)

@@ -141,8 +141,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a line that says which of these policies the daemon uses on so many nodes. Returns
-    no line if the daemon uses none of them."""
+    """Returns a list of one line, which says which of these policies the daemon uses on this number
+    of nodes. The list is empty if the daemon uses none of them."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]

@@ -26,7 +26,7 @@ from monarch_py.report.top import View
 from monarch_py.util.signals import handling
 
 # Time between two requests for the list of files that programs have open [s]. The list is requested
-# less often than the status, because the daemon needs more time for it.
+# less often than the status, because the daemon needs more time for the list.
 OPEN_S = 5.0
 # Time from the first report to the second [s]. The first frame is shown after the second report,
 # because rates are computed from two reports.
@@ -63,7 +63,7 @@ class _OpenFiles(threading.Thread):
 
 @contextmanager
 def _keys() -> Iterator[bool]:
-    """If standard input is a terminal, makes the terminal pass on each key at once, and not show
+    """If standard input is a terminal, makes the terminal pass on each key at once, without echoing
     it. Yields whether standard input is a terminal."""
     if not sys.stdin.isatty():
         yield False
@@ -97,7 +97,8 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     if not has_keys:
         time.sleep(max(0.0, until - time.monotonic()))
         return False
-    # Read the keys even if `until` has passed. The daemon's answer may have taken longer than that.
+    # Read the keys even if `until` has passed, because the daemon may have answered later than
+    # that.
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         if _ends(os.read(sys.stdin.fileno(), 64)):
             return True

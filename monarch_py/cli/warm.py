@@ -26,7 +26,8 @@ from monarch_py.util.units import counted, format_size
 
 # Time between two lines of progress if standard error is not a terminal [s].
 LINE_S = 5.0
-# Time over which the rate is averaged, so that large files and pauses are smoothed [s].
+# Time over which the rate is averaged, so that single large files and short pauses hardly change
+# the rate [s].
 RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -62,7 +63,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the progress as text, for the time before any file to copy is known."""
+    """Returns the progress as text, as long as no file to copy is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"

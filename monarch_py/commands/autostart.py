@@ -51,7 +51,7 @@ def start(config_file: Path, opened: str) -> bool:
     the sources, also provides a daemon: starts one, or adds the sources to a daemon that serves
     already. Returns whether a daemon was started.
 
-    opened : the file that the program has opened; "" if its daemon was killed
+    opened : the file that the program has opened; "" if the program's daemon was killed
     """
     config = load_config(config_file)
     link_session(config_file, config.file)
@@ -73,8 +73,8 @@ def is_wished(config: Config) -> bool:
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
     """Whether a program under the library has a file open below one of the directories `roots`. The
-    program may have opened the file while this process held the claim. No other starter is started
-    then, so this process must find the file itself."""
+    program may have opened the file while this process held the claim. While the claim is held, no
+    other starter is started, so this process must find the file itself."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-Each rate is measured with several numbers of threads. It is the rate of all threads together, as in
-the performance model (NoPFS, section 4). The scenario marks values that cannot be measured on one
-node with a question mark.
+Each rate is measured with several numbers of threads. A measured rate is that of all threads
+together, as in the performance model (NoPFS, section 4). The scenario marks values that cannot be
+measured on one node with a question mark.
 """
 
 import json

@@ -42,7 +42,7 @@ class DaemonView:
             if self.pid not in (0, told["pid"]):
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
-            self.first_copy = told.get("first_copy", 0)  # a daemon of an older version does not say
+            self.first_copy = told.get("first_copy", 0)  # older daemons do not send it
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
@@ -51,7 +51,7 @@ class DaemonView:
 
     def roots(self) -> list[list[str]]:
         """Returns the paths by which each source's directory is known: its real path, and then the
-        path in the configuration if that is another one. PathSelection needs them."""
+        path in the configuration if the two differ. PathSelection needs them."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]

@@ -94,7 +94,7 @@ def _library() -> Finding:
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
     """Returns a finding if the directory `path` exists and is not private to this user; None
-    otherwise. The daemon requires that it is private."""
+    otherwise. The daemon requires a private directory."""
     try:
         why = why_not_private(path)
     except OSError:

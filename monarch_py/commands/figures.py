@@ -29,7 +29,7 @@ class Figures:
     node : the node whose accesses `frequency`, `expected` and `spread` describe
     frequency : int64; frequency[n] is the number of units that the node accesses n times. The last
         n is the largest number of accesses to a unit
-    expected : (epochs + 1,) float64, the same numbers as the binomial distribution predicts them
+    expected : (epochs + 1,) float64, what the binomial distribution predicts for `frequency`
         (NoPFS, 3.1). None if a unit is not a file of one sample
     spread : the spread of the node's frequencies (access.spread)
     owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns
@@ -58,8 +58,8 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """Returns the node that owns each unit, (units,); PFS if no node owns it.
 
-    The owners are chosen as the daemons choose them, by how often each node accesses a unit. If
-    the table of these numbers would be too large, a hash of the unit chooses its owner instead. A
+    The owners are chosen as the daemons choose them, by how often each node accesses a unit. If the
+    table of these access counts would be too large, a hash of the unit chooses its owner instead. A
     part of the plan may give samples to the nodes that hold them. Each unit of such a part belongs
     to the first of its holders.
 

@@ -87,8 +87,8 @@ class NamedFiles:
 
     def evict(self) -> tuple[int, int]:
         """Drops the copies of the files. Returns how many copies were dropped, and the total size
-        of the files that had copies. Raises SessionError if another daemon serves now, because its
-        catalog has other entries."""
+        of the files that had copies. Raises SessionError if another daemon serves now, because that
+        daemon's catalog has other entries."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]

@@ -23,7 +23,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 # The quota of the tier in memory is the free memory divided by MEMORY_PART, because the job needs
 # most of the memory. The quota of a tier on a disk is the disk's free space times DISK_PART.
 MEMORY_PART, DISK_PART = 4, 0.8
-# The smallest quota of a tier [bytes]. A directory without room for it does not become a tier.
+# The smallest quota of a tier [bytes]. A directory without room for such a quota does not become a
+# tier.
 LEAST_BYTES = 64 * MIB
 
 # The escapes by which the kernel writes blanks and backslashes in the table of mounts.
@@ -51,8 +52,8 @@ class LocalPlace:
     """A directory on this node in which copies can be made.
 
     kind : the type of its file system;  device : the file system's device number
-    free_bytes : the file system's free space [bytes]. For a file system in memory, it is not more
-        than the available memory
+    free_bytes : the file system's free space [bytes]. For a file system in memory, this is at most
+        the available memory
     """
 
     path: Path
@@ -110,7 +111,8 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
     """Returns one directory on each local disk. The disk with the most free space comes first. A
     directory that the batch system names is preferred to the usual ones.
 
-    taken : the device numbers of the sources' file systems. Their disks are left out
+    taken : the device numbers of the sources' file systems. The disks of these file systems are
+        left out
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]

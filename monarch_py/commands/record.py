@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-This process counts the files itself, in the catalog in shared memory. The daemon has no work with
-it.
+This process counts the files itself, in the catalog in shared memory, so the daemon has no work
+with the counting.
 """
 
 import os
@@ -45,7 +45,7 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """How many bytes a tier could hold if it had no quota: the bytes of its copies, plus the free
+    """How many bytes a tier could hold if it had no quota: the size of its copies, plus the free
     space of its file system."""
     try:
         system = os.statvfs(tier["mount_point"])
@@ -56,8 +56,9 @@ def _room(tier: dict[str, Any]) -> int:
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
     """Returns the field `files` of a report: sums for groups of files. A group consists of
-    consecutive catalog entries. These come from few directories, because the scan adds the files
-    of a directory one after the other. The groups are sorted by the paths of their first files."""
+    consecutive catalog entries. Consecutive entries come from few directories, because the scan
+    adds the files of a directory one after the other. The groups are sorted by the paths of their
+    first files."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
     starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)

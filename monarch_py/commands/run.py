@@ -45,7 +45,8 @@ class Outcome:
 
     exit_status : the exit status of the command; 128 + n if signal n ended the command
     report : the daemon's status after the command; None if there is none
-    problem : why the command ran without a daemon, or why it could not run; "" if it ran with one
+    problem : why the command ran without a daemon, or why it could not run; "" if the command ran
+        with a daemon
     before : the daemon's status before the command; None if there is none
     lost : why the daemon's report after the command is missing or incomplete; "" if it is complete
     """
@@ -98,7 +99,7 @@ def _run(
 
     Signals that a batch system sends to this process are forwarded to the command. SIGINT is not
     forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
-    ignores it, and waits until the command ends.
+    ignores SIGINT, and waits until the command ends.
 
     starts : called in the child process, with its identity, before the child executes the command.
         So the command is noted for the daemon even if this process is killed at once
@@ -181,7 +182,7 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # If the file `users` does not name this daemon, no run may end it.
+                # If the file `users` does not name this daemon, no run may end the daemon.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

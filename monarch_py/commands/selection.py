@@ -15,8 +15,8 @@ from monarch_py.native import Kind, Reason, State
 # The number of a source, and a path relative to the source. The path "" is the source itself.
 Place = tuple[int, str]
 
-# How many catalog entries have their paths compared at a time, to limit the memory. If the paths
-# have 100 bytes, one comparison needs about 16 MiB.
+# The paths of this many catalog entries are compared at a time. The number limits the memory: if
+# the paths have 100 bytes, one comparison needs about 16 MiB.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -34,10 +34,10 @@ class PathSelection:
     """The files that the user means: named files, and all files below named directories.
 
     roots : for each source, the paths by which its directory is known: the real path, and then the
-        path in the configuration if that is another one
+        path in the configuration if the two differ
     texts : the paths that the user wrote; None for everything
-    problems : for each of these paths that selects no file: the path, and a text that says what is
-        wrong and what to do
+    problems : for each of the user's paths that selects no file: the path, and a text that says
+        what is wrong and what to do
     ids : (n,) the catalog entries of the selected files, in the order in which they were found
     unknown : selected files that exist but are not in the catalog yet. The value is the path that
         messages show
@@ -146,8 +146,8 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Selects the files that the user means among the entries that were added to the catalog
-        since the last call. Returns the newly selected entries, (n,)."""
+        """Among the entries that were added to the catalog since the last call, selects the files
+        that the user means. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog may grow at any time, so read its length once, after the last look-up.
@@ -173,8 +173,8 @@ class PathSelection:
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Finds the files below the named directories among the entries [first, end). Counts them
-        for each directory, and returns their entries."""
+        """Finds, among the entries [first, end), the files below the named directories. Counts
+        these files for each directory, and returns their entries."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
@@ -303,7 +303,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of some files that the daemon could not add to its catalog."""
+        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"

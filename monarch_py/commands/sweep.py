@@ -58,7 +58,7 @@ class Swept:
 
 
 def sweep(*, stop: bool = False) -> Swept:
-    """Removes the segments and the copies that killed daemons of this user have left.
+    """Removes the segments and copies left behind by daemons of this user that were killed.
 
     stop : whether to end the running daemons first, and then to remove every session with its log.
         This is meant for the end of the user's last job on this node
@@ -76,7 +76,7 @@ def sweep(*, stop: bool = False) -> Swept:
 
 
 def sweep_session(session: SessionDir) -> Swept:
-    """Removes what a killed daemon has left in one session."""
+    """Removes what a killed daemon has left behind in one session."""
     swept = Swept()
     _sweep_told(session, swept, stop=False)
     return swept

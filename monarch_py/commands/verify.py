@@ -30,7 +30,7 @@ class Verdict:
     checked : number of copies that were read
     damaged : source paths of copies whose bytes do not match their checksum
     outdated : source paths of copies that differ from the source; None if the source is not read
-    out_of_use : one sentence on each tier that could not be checked
+    out_of_use : one sentence about each tier that could not be checked
     """
 
     block_size_bytes: int
@@ -57,8 +57,8 @@ class Verdict:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Opens a file for `open`. Refuses a symbolic link. If the path is a pipe, does not wait for
-    the pipe's writer."""
+    """The opener that `_sum` passes to `open`. Refuses a symbolic link. If the path is a pipe, does
+    not wait for the pipe's writer."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -92,7 +92,8 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
 
     If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
     Otherwise the copies on persistent tiers are checked. Raises TierError if a process holds a
-    persistent tier, such as the daemon of another configuration, or one that does not answer.
+    persistent tier. This may be the daemon of another configuration, or a daemon that does not
+    answer.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)

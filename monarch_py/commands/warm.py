@@ -115,7 +115,7 @@ class Warm:
         self.progress = Progress()
 
     def no_room(self) -> tuple[int, int]:
-        """The number and the bytes of the chosen files that fit into no tier."""
+        """The number and the total size [bytes] of the chosen files that fit into no tier."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words = catalog.words[ids]
         left = ids[_is_left(words) & (word.reason(words) == Reason.NO_ROOM)]
@@ -216,8 +216,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """Sends the daemon a command, and returns the answer. For such a command, the daemon must
-        access the source. Raises SessionError if the source's file system hangs."""
+        """Sends the daemon a command for which the daemon must access the source, and returns the
+        answer. Raises SessionError if the source's file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -240,13 +240,14 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that need a copy that is not ordered now."""
+        """Updates `progress`. Returns the files, (n,), that need a copy and for which no copy is
+        ordered now."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # Copies of earlier daemons count as there, although the catalog may learn of them only
-        # after `_step` has seen their files.
+        # Copies of earlier daemons count as there before the command, although the catalog may get
+        # them only after `_step` has seen their files.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

@@ -68,8 +68,9 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     the file system is not known.
 
     Python has no statfs(2), so this searches the kernel's table of mounts for the device number.
-    The table also has the bind mounts. It lacks the device numbers of btrfs subvolumes. For these,
-    both results are empty, and the callers rightly conclude that the directory is not in memory.
+    The table also has the bind mounts. It lacks the device numbers of btrfs subvolumes. For a
+    directory in such a subvolume, both results are empty, and the callers rightly conclude that the
+    directory is not in memory.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

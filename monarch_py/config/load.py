@@ -1,7 +1,8 @@
 """Reads the layers of a configuration into a checked Config.
 
 schema.py declares the keys and their values. This module checks that the values fit together, and
-that they fit the disk. So a configuration that cannot work is refused before a job starts.
+that the file systems can hold the tiers. So a configuration that cannot work is refused before a
+job starts.
 """
 
 import os
@@ -355,7 +356,8 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Returns the position of `spot` as text, for a message about the spot `seen_from`. The text is
-    only the line if both spots are in the same file. Otherwise it also names the document."""
+    """Returns the position of `spot` as text, for a message about the spot `seen_from`. If both
+    spots are in the same file, the text names only the line. Otherwise it also names the
+    document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

@@ -1,8 +1,8 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
-Each class serves two purposes. Its fields declare the keys of a mapping (see document/keys.py). Its
-objects are parts of a checked configuration. The objects are frozen, and the names of their fields
-include units.
+Each class serves two purposes. Its fields declare the keys of a mapping (see yaml_files/keys.py).
+Its objects are parts of a checked configuration. The objects are frozen, and the names of their
+fields include units.
 """
 
 import hashlib
@@ -345,8 +345,8 @@ class Config(Tuning):
 
     @property
     def settings(self) -> str:
-        """A digest of all settings except the sources. The jobs that share a daemon must have the
-        same digest."""
+        """A digest of all settings except the sources. A job is warned if its digest differs from
+        the digest of the daemon that it uses."""
         alike = replace(self, sources=(), files=(), warnings=())
         return hashlib.sha256(repr(alike).encode()).hexdigest()
 

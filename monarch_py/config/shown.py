@@ -35,7 +35,7 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields all values. Each value in an inner mapping or a list is yielded by itself. A key of a
+    """Yields all values. Each value in an inner mapping or a list is yielded separately. A key of a
     source or a tier is left out if no layer sets it."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():

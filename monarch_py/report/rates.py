@@ -14,7 +14,7 @@ class Rates:
     opens, hits : opens of dataset files, and how many of them got a copy
     tier_bytes : the sizes of the files whose opens got a copy
     fill_bytes : bytes that fills read from the sources
-    program_bytes : bytes that programs read from the sources themselves
+    program_bytes : bytes that programs themselves read from the sources
     peer_bytes, served_bytes : bytes that came from other nodes, and bytes that went to other nodes
     filled_bytes : the sizes of the copies that were finished
     waits : reads that waited for a part of a copy

@@ -133,7 +133,7 @@ class Epoch:
 class Recorded:
     """The content of a run's report.
 
-    seconds : (n + 1,) the bounds of n intervals of the run, from 0 [s]
+    seconds : (n + 1,) the bounds of n consecutive intervals of the run; the first bound is 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
     readers : how many threads read at the same time, as far as the daemon can see
     memory_bytes : the least memory that was available for a RAM tier during the run

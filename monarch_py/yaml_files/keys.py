@@ -41,7 +41,8 @@ class Key:
     name : the key, if it differs from the field's name
     aliases : other names that a user may write for the key
     default : what the reference shows as the default, if not the field's default
-    like : the name of another key. If this key is missing, it has the value of that key
+    like : the name of another key. If the declared key is missing, it gets the value of the other
+        key
     alone : whether the user may write a single item in place of a list of one item
     """
 
@@ -287,7 +288,7 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
     """Returns the JSON schema of a mapping with these keys, for editors. The schema lacks the
-    bounds of sizes, and does not say which keys exclude each other. These are checked only when the
+    bounds of sizes, and does not say which keys exclude each other. Both are checked only when the
     file is read."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}

@@ -26,7 +26,7 @@ class Document:
     name : the name as the user wrote it
     warnings : the warnings about the document
     spots : the spot of each key and each item
-    otherwise : the end of each hint, for a user who cannot change the file; "" for none
+    otherwise : a text at the end of each hint, for a user who cannot change the file; "" for none
     """
 
     name: str
@@ -39,7 +39,8 @@ class Document:
 class Spot:
     """A position in a document.
 
-    line : the line in the file; 0 if the document is not a file, but an environment variable, say
+    line : the line in the file; 0 if the document is not a file but, for example, an environment
+        variable
     key : the path to the position, as the user wrote it, such as ``hierarchy[0].prefix``. '' for
         the root
     way : the same path with the declared names of keys, such as ``("hierarchy", 0, "mount_point")``
@@ -54,7 +55,7 @@ class Spot:
         """Returns the spot of a key in the mapping at this spot.
 
         node, written : the key's node, and the key as the user wrote it
-        name : the declared name of the key; "" if the user wrote this name
+        name : the declared name of the key; "" if the user wrote the declared name
         """
         key, way = self._joined(written), (*self.way, name or written)
         return replace(self, line=_line_of(node), key=key, way=way)
@@ -109,7 +110,7 @@ def load_document(
 
     kind : what error messages call the file, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
-    otherwise : the end of each hint, as in Document
+    otherwise : a text at the end of each hint, as in Document
     """
     document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)

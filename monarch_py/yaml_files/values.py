@@ -28,7 +28,7 @@ SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of b
 # The reference shows the upper bound of a number only if the bound is at most MOST_TOLD. Larger
 # bounds are safeguards, which no user needs to know.
 MOST_TOLD = (1 << 16) - 1
-# A whole number may have 18 digits, because such a number fits into 64 bits.
+# A whole number may have at most 18 digits, because every such number fits into 64 bits.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
@@ -187,7 +187,8 @@ def path(node: yaml.Node, spot: Spot) -> Path:
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{text!r} is not an absolute path", hint)
-    # Resolve `..` now, because later comparisons of paths by their prefixes do not.
+    # Resolve `..` now, because paths are compared later by their prefixes, and these comparisons do
+    # not resolve it.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
@@ -203,8 +204,8 @@ def file(hint: str) -> Kind:
     return Kind(read, "file", TEXT)
 
 
-# Size: whole bytes (units.parse_size). Amount: a mean in bytes, which may have a fraction. Rate:
-# bytes per second, above 0. Share: a fraction of a whole, such as `0.25` or `25%`. Duration:
+# Size: whole bytes (units.parse_size). Amount: a mean size in bytes, which may have a fraction.
+# Rate: bytes per second, above 0. Share: a fraction of a whole, such as `0.25` or `25%`. Duration:
 # seconds, such as `90`, `90s`, `1.5min` or `2h`.
 Size = Annotated[
     int, words("size", SIZE_HINT, parse_size, schema=NUMBER, show=shown_size, example="110GiB")
