@@ -55,12 +55,13 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    /* an integer is in the same register as a pointer would be, and is passed on unchanged */
+    /* an integer argument is in the same register as a pointer would be, and is passed on
+     * unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
-    request = (unsigned)request; /* the kernel looks only at these bits */
+    request = (unsigned)request; /* the kernel uses only the lower 32 bits */
     if (request == FICLONE)      /* the argument is the descriptor to share from */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {

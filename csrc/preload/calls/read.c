@@ -51,7 +51,7 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
         /* The whole file is counted now: once the descriptor is no longer tracked, the library does
-         * not see its reads. */
+         * not see reads through it. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -167,9 +167,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be that file's bytes, and are discarded. They are
- * then read again. If the copy is complete, for example because the descriptor was promoted to it,
- * they are read from the copy. Otherwise, the source's file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. The same
+ * range is then read again. If the copy is complete, for example because another thread has
+ * promoted the descriptor, the range is read from the copy. Otherwise, the source's file is opened
+ * by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
