@@ -24,8 +24,8 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * A process that is not in one of the daemon's groups may not read files that only this group may
- * read. So the process must not get copies of such files either. */
+ * If a process lacks one of the daemon's groups, it may not read files that only this group may
+ * read. So it must not get copies of such files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
@@ -47,8 +47,8 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
      * Most of these groups have no number in the container, and the kernel shows each of them as
      * UNMAPPED. So each UNMAPPED group may be one of the daemon's groups that seem to be missing. A
-     * process cannot give itself such a group, so this is safe. Outside a container, no group may
-     * be missing. */
+     * process cannot give itself such a group, so it is safe to count it as present. Outside a
+     * container, no group may be missing. */
     return !missing || !are_our_users(k);
 }
 
