@@ -21,8 +21,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read, a
- * copy would cost the source more bytes than the program has asked for. */
+/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
+ * the source would have to send more bytes for the rest of the copy than the program has read. */
 #define WORTH 2
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
@@ -181,7 +181,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 #define UNMET 64
 
 /* Counts how much was read of files without an entry. A slot counts for one descriptor at a time:
- * if another descriptor has the same slot, the earlier one is forgotten. */
+ * if two descriptors share a slot, the later descriptor discards the count of the earlier
+ * descriptor. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -190,7 +191,7 @@ static struct unmet {
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
 /* Adds `n` to the bytes that were read of a file without an entry. Returns the sum, and stores the
- * file's size in *size. Returns 0 if the descriptor was forgotten. */
+ * file's size in *size. Returns 0 if the descriptor's count was discarded. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -289,10 +290,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
- * now. The daemon checks that. The descriptor is not sent if the open file may have locks or is
- * shared with other processes. The daemon must then open the file itself. This thread sets
- * TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock notes the lock
- * before it checks for the claim. So at least one of the two threads sees the other. */
+ * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
+ * with other processes, the descriptor is not sent, and the daemon must open the file itself. This
+ * thread sets TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock
+ * notes the lock before it checks for the claim. So at least one of the two threads sees what the
+ * other has done. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -317,8 +319,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are at hand, the reads were followed only to be timed. The daemon makes
-         * the copy, if it makes one, from the source. */
+        /* If the sources are as fast as the page cache, the library followed the reads only to time
+         * them. The daemon then makes the copy, if it makes one, from the source. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);
@@ -339,11 +341,12 @@ static uint64_t offset_of(int fd) {
 }
 
 /* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file decides. If all reads so far were sequential, the
- * offset at which this read ends equals the number of bytes read so far. For a small file, the
- * result is 0, because the program is assumed to read the file completely. bytes: number of bytes
- * that were read so far, including this read. n: number of bytes of this read. end: the offset
- * where this read ended, or -1 for a read at the descriptor's own offset. */
+ * the read that completes 1 / PART of the file is checked; for any other read, the result is 0. If
+ * all reads so far were sequential, the offset at which this read ends equals the number of bytes
+ * read so far. For a small file, the result is 0, because the program is assumed to read the file
+ * completely. bytes: number of bytes that were read so far, including this read. n: number of bytes
+ * of this read. end: the offset where this read ended, or -1 for a read at the descriptor's own
+ * offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

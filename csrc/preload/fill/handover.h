@@ -33,7 +33,7 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Call this after a read of `n` bytes from any descriptor; returns n. If the descriptor is tracked,
  * counts the bytes. If it is also direct and the program has now read the whole file, hands the
- * descriptor over. A descriptor that is not tracked needs no count here: either it is not of a
+ * descriptor over. A descriptor that is not tracked needs no count here: either it refers to no
  * source's file, or the whole file was counted at its open. at: the offset where the read began, or
  * -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
@@ -44,13 +44,13 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
  * was not made from this descriptor. If so, makes the descriptor no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
- * was read. If the file has no entry and the sources are at hand, only tells the daemon of the
- * file. */
+ * was read. If the file has no entry and the sources are as fast as the page cache, sends the
+ * daemon only the file's path. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
  * descriptor over. If less was read, there are two cases. If the catalog does not know the file,
- * tells the daemon of the file. If the catalog knows the file but the library has seen no read of
- * it, requests a fill. */
+ * sends the daemon the file's path. If the catalog knows the file but the library has seen no read
+ * of it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts

@@ -120,7 +120,8 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    /* Looks the path up again: the file may have changed, or its copy may have been removed. */
+    /* Looks the path up again, because during the wait the file may have changed, or its copy may
+     * have been removed. */
     monarch_look_up(s, dir, path, flags, o);
     o->waited = 1;
     return o->served;

@@ -37,11 +37,11 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know. The daemon gets the path that the
- * kernel reports, in which links and dots are resolved. Call this only after the file was opened.
- * The daemon asks the source about each path that it gets. For a path that leads to no file, this
- * would burden the source for nothing. This is a separate function, because its buffer takes much
- * of the stack, and few opens need it. */
+/* Reports a file that the catalog does not know to the daemon. The daemon gets the path that the
+ * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
+ * the daemon checks each path at the source, and a check of a path that leads to no file would
+ * burden the source for nothing. This is a separate function, because its buffer takes much of the
+ * stack, and few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

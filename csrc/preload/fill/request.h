@@ -1,12 +1,12 @@
-/* Requests copies of files from the daemon, and tells the daemon of files that the catalog does not
- * know. */
+/* Requests copies of files from the daemon, and reports files that the catalog does not know to the
+ * daemon. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Tells the daemon of a file that the catalog does not know. The program has the file open as `fd`.
- * is_part: 1 if the program has read some of the file, but too little for the file to be worth a
- * copy. */
+/* Reports a file that the catalog does not know to the daemon. The program has the file open as
+ * `fd`. is_part: 1 if the program has read some of the file, but too little for the file to be
+ * worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked

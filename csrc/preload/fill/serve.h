@@ -17,7 +17,7 @@ struct monarch_opening {
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
     /* 1: the path's text is not that of a file below a source, and no hint says whether a link
-     * leads into one. The caller must then call monarch_opened_elsewhere after the open. */
+     * leads into a source. The caller must then call monarch_opened_elsewhere after the open. */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
