@@ -43,7 +43,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
  * closings that have not ended. The upper half is the pid of the process that makes them. By the
  * pid, a forked child recognizes its parent's closings and ignores them, because they never end in
- * the child. `so_far` counts all closings. */
+ * the child. `so_far` counts all closings that have begun. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings. Closings take microseconds unless the source hangs. */

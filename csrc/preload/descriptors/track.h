@@ -15,8 +15,7 @@
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
 /* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
- * about to change the descriptor waits until the descriptor is unpinned, or is a descriptor of the
- * copy. */
+ * about to change the descriptor waits until the descriptor is unpinned, or refers to the copy. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
