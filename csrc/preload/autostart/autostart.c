@@ -22,12 +22,12 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. After
- * an attempt at a time when no start is allowed, the pause lasts until a start is allowed, but at
- * most this long. */
+/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. If an
+ * attempt finds that no start is allowed now, the pause lasts until a start is allowed, but at most
+ * this long. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. This is the only
- * sign if the daemon runs in another pid namespace. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. If the daemon runs
+ * in another pid namespace, nothing else shows that it was killed. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536

@@ -41,7 +41,7 @@ static int read_path(const char *file, const char *prefix, char *out) {
 
 /* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of
  * PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
- * environment was moved, no interpreter has that name any more, and PREFIX/bin/pythonX.Y is
+ * environment was moved, no interpreter has this path any more, and PREFIX/bin/pythonX.Y is
  * used. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Size of the stacks of the two processes that run before the program does [bytes]. */
+/* Total size of the stacks of the two processes that run before the program [bytes]. */
 #define MONARCH_LAUNCH_STACK 20480
 
 /* A launch. The intermediate process and the process that becomes the program use this structure,

@@ -1,5 +1,5 @@
-/* Reads the session's records. A starter reads the configuration, and stores in a record what the
- * library needs of it. The library cannot read YAML itself. */
+/* Reads the session's records. A starter reads the configuration, and stores in a record the facts
+ * that the library needs, because the library cannot read YAML itself. */
 #pragma once
 
 #include <stdint.h>
