@@ -93,8 +93,8 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     if (!buckets || !blooms)
         return NULL;
     /* Most libraries do not define the name. Two bits of a library's Bloom filter show that. The
-     * filter's size is certainly a power of two, because the dynamic linker loads no other
-     * library. */
+     * filter's size is certainly a power of two, because the dynamic linker refuses to load a
+     * library whose filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
