@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. If the process is still attached to it, returns `old`. If there
- * is no session that this process can use, returns NULL. Otherwise returns a new session, which no
- * other thread has seen yet. */
+/* Attaches to the current session. If the process is already attached to the current session,
+ * returns `old`. If there is no session that this process can use, returns NULL. Otherwise returns
+ * a new session, which no other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -107,7 +107,7 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor is of a copy, notes that the copy's session is still needed. */
+/* If the descriptor refers to a copy, notes that the copy's session is still needed. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
