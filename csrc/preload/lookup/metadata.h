@@ -33,7 +33,7 @@ int monarch_can_tell(const struct monarch_known *k);
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Whether the directories were compared with the source within the last `revalidate_ns` (struct
- * monarch_control). If it is not, asks the daemon for another comparison. */
+ * monarch_control). If they were not, requests another comparison from the daemon. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,
