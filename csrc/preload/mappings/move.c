@@ -88,7 +88,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        /* no memory for a third mapping: moves the trial mapping to these addresses */
+        /* if the kernel has no memory for another mapping, moves the trial mapping to these
+         * addresses */
         if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
@@ -114,7 +115,7 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     }
     monarch_slots_unlock(o);
     /* [given_up] A thread that gives up the lock first sets given_up and then checks for REPLACING.
-     * So at least one of the two threads sees the other. */
+     * So at least one of the two threads sees what the other has set. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
