@@ -25,9 +25,9 @@ void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
  * file. fcntl calls this function for F_SETLEASE, F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing
- * descriptor would not do: these settings last beyond the call, and their signal must report the
- * number of the program's own descriptor. Returns 0 if the process can open no further
- * descriptor. */
+ * descriptor does not suffice for these commands: the settings last beyond the call, and the signal
+ * must report the number of the program's own descriptor. Returns 0 if the process can open no
+ * further descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
