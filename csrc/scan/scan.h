@@ -18,7 +18,8 @@
  * thread that lists the directory looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list, or a portion of a directory's names to look at. */
+/* A directory to list, or a portion of a directory's names to look at. To look at a name is to read
+ * the attributes of its file and to report the file's entry. */
 struct task {
     struct task *next;
     /* is_first: the scan begins with this directory, so its entry was not reported with its parent
@@ -26,7 +27,7 @@ struct task {
     int is_first, is_wanted;
     int is_settled; /* the directory has not changed since the scan's `since_ns` */
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
-    uint32_t place; /* the portion's first name: its position in the directory */
+    uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* First the directory's path with its NUL; it is relative to the source's root, and "" for the
      * root itself. Then, for each name of a portion, the inode number and the name with its NUL. */
@@ -70,7 +71,7 @@ struct monarch_scan {
     /* How many names may still be looked at: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* writer of the catalog whose files the scan skips; NULL: it skips none */
+    /* the scan skips files that the catalog of this writer already has; NULL: it skips none */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time at which the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
@@ -81,10 +82,10 @@ struct monarch_scan {
 
 /* --- batch.c: the entries that were found ----------------------------------------------------- */
 
-/* Counts a directory or file that could not be looked at. Takes the lock. */
+/* Counts a directory or file that could not be read. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
-/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. *batch
- * is NULL at first. */
+/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. Before
+ * the first call, *batch is NULL. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);
 /* Hands the thread's batch to Python (monarch_scan_take). Afterwards, *batch is an empty batch or

@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* A thread may begin a listing in the middle of another one. This is the most listings that one
- * thread nests. */
+/* A thread may begin to list a directory while it lists another directory. This is the maximum
+ * number of listings that one thread nests. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -29,9 +29,10 @@ static _Thread_local uint64_t looks; /* how many names this thread has looked at
 uint64_t monarch_looks(void) { return looks; }
 
 /* Looks the file up in the catalog, which already has the file if, for example, a program has
- * handed over its descriptor. ino: the inode number that the directory has for this name now.
- * Returns whether the catalog has an entry with this inode number. *e then gets the entry, and the
- * scan need not read the file's attributes: it reports only the file's place in the directory. */
+ * handed over a descriptor of the file. ino: the inode number that the directory has for this name
+ * now. Returns whether the catalog has an entry with this inode number. *e then gets the entry, and
+ * the scan need not read the file's attributes: it reports only the file's place in the
+ * directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
