@@ -26,9 +26,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file at the path, and returns whether the descriptor is of that file.
- * The attributes come from the kernel's cache, where the reader's open has put them. The fill later
- * compares them with the attributes at the source's server. */
+/* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
+ * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
+ * later compares them with the attributes at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;

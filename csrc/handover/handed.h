@@ -27,8 +27,8 @@ struct handed {
 };
 
 /* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor is not of a regular file, it is not of the file at the
- * received path, or memory is lacking. */
+ * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
+ * file at the received path; or memory is exhausted. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */
@@ -44,7 +44,7 @@ enum monarch_answer {
     MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,
-    MONARCH_ANOTHERS /* the descriptor and the entry are of different files */
+    MONARCH_ANOTHERS /* the descriptor and the entry belong to different files */
 };
 
 /* Finds or makes the order that fills the file, and takes it out of any queue. *job gets the order,

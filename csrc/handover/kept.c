@@ -2,7 +2,7 @@
  * file. The file has no order yet: policy has not granted room for the file, and has not ordered
  * the fill itself. Policy may not even have learned of the file. When a thread begins the order,
  * the order takes the descriptor, so the file need not be opened at the source. Until then, the
- * program can ask for the descriptor to be closed at any time. */
+ * program can at any time request that the daemon closes the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -21,7 +21,7 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most descriptors in the table. */
+/* Maximum number of descriptors in the table. */
 #define KEPT 768
 /* The table also has at most 1 / SHARE of the descriptors that this process may have open. */
 #define SHARE 4
@@ -222,7 +222,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Looks at every descriptor in the table; returns whether policy must be woken. */
+/* Checks every descriptor in the table; returns whether policy must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -17,7 +17,7 @@ void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
 /* Call this before the order begins. Gives the order the descriptor that waits for it, unless the
- * program has asked for that descriptor back. */
+ * program has requested that the daemon closes that descriptor. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.
