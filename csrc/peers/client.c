@@ -1,5 +1,5 @@
 /* Gets ranges of files from a peer. Requests are sent without waiting for the answers to earlier
- * ones. Every wait has a time limit. Bytes are accepted only if their sum is right. */
+ * requests. Every wait has a time limit. Bytes are accepted only if their sum is right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,9 +15,9 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The most requests on a link whose answers have not come yet. These requests, and the frames of
- * their answers, always fit into the buffers of the sockets. So two ends that both send never block
- * each other. */
+/* Maximum number of requests on a link whose answers have not arrived yet. These requests, and the
+ * frames of their answers, always fit into the buffers of the sockets. So two ends that both send
+ * never block each other. */
 #define AHEAD 64
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)

@@ -10,8 +10,8 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* Most bytes for one call of EVP_EncryptUpdate, which takes an int; a multiple of the cipher's
- * block size [bytes]. */
+/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes an int; a multiple of the
+ * cipher's block size [bytes]. */
 #define MOST_AT_ONCE (1UL << 30)
 
 /* The function types are those of <openssl/evp.h>, with `void` in place of its structs. */

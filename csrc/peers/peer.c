@@ -1,6 +1,6 @@
 /* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
  * links that break. Python makes the connections, and decides whether requests to the peer are
- * suppressed for a while (monarch_py/peers/peer.py). For nothing else is Python called, so a fetch
+ * suppressed for a while (monarch_py/peers/peer.py). Python is called for nothing else, so a fetch
  * over a working link never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "peers/connection.h"
 
-/* The most idle links that are kept. It suffices to have a link for each thread that fetches at the
- * same time. */
+/* Maximum number of idle links that are kept. One link for each thread that fetches at the same
+ * time is enough. */
 #define IDLE_LINKS 16
 /* Answers of at least this size are large [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
@@ -222,8 +222,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
- * the end of that answer, which has a time limit. Returns whether the caller then has the link. It
- * has none if there was no such link, or if the earlier answer has broken the link. */
+ * the end of that answer, which has a time limit. Returns whether the caller then has the link. The
+ * result is 0 if there was no such link, or if the earlier answer has broken the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);

@@ -19,8 +19,8 @@ struct monarch_peer_keys {
 /* --- the server: server.c, connection.c ------------------------------------------------------- */
 
 struct monarch_peer_bounds {
-    uint32_t threads, connections; /* the most threads, and the most connections */
-    /* a connection without a request for this long is closed */
+    uint32_t threads, connections; /* maximum number of threads, and of connections */
+    /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
     /* a connection is closed if a request is not complete this long after its first byte, or if the
      * peer takes no byte of an answer for this long */
@@ -51,7 +51,7 @@ int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
 /* --- the client: client.c --------------------------------------------------------------------- */
 
-/* Most bytes that are read from a socket or a file at a time [bytes]. */
+/* Maximum number of bytes that are read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
 /* An answer of at most this size [bytes] is sent together with its frames in one call, and is
  * received in one call, because copying its bytes costs less than further calls. */

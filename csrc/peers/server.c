@@ -100,7 +100,7 @@ static void end_to_wait(server *s, connection *c) {
 }
 
 /* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
- * because the bytes that the connection waits for may have come after the thread last looked for
+ * because the bytes that the connection waits for may have come after the thread last checked for
  * them. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
