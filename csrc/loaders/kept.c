@@ -1,7 +1,7 @@
 /* Samples that the processes of one node keep in shared memory.
  *
- * The first process that reads a sample from its source stores it. Readers take no lock and never
- * wait: a sample that is being written counts as missing. */
+ * The first process that reads a sample from its source stores the sample. Readers take no lock and
+ * never wait: a sample that is being written counts as missing. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>

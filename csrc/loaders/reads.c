@@ -28,8 +28,8 @@ struct call {
     uint64_t n, next; /* next: index of the first read that no thread has begun; atomic */
     uint64_t slow;    /* number of slow reads; atomic */
     /* The following fields are used under the lock. */
-    uint64_t failed; /* smallest index of a read that failed; `n` if none has */
-    int error;       /* its errno */
+    uint64_t failed; /* smallest index of a read that failed; `n` if no read has failed */
+    int error;       /* the errno of the read with index `failed` */
     int wanted;      /* number of threads that may still begin to work on this call */
     int at_work;     /* number of threads that work on this call, not counting the caller's */
     struct call *after;
