@@ -1,8 +1,8 @@
-/* The table of descriptors that programs have handed over and that wait for an order to fill their
- * file. The file has no order yet: policy has not granted room for the file, and has not ordered
- * the fill itself. Policy may not even have learned of the file. When a thread begins the order,
- * the order takes the descriptor, so the file need not be opened at the source. Until then, the
- * program can at any time request that the daemon closes the descriptor. */
+/* The table of descriptors that programs have handed over. Each descriptor waits for an order to
+ * fill its file. There is no such order yet: policy has not granted room for the file, and has not
+ * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
+ * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
+ * the program can at any time request that the daemon closes the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -204,8 +204,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
 }
 
 /* Returns whether the file stays in the table. A file whose descriptor was closed also stays until
- * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken, because
- * the catalog must not be used then. */
+ * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken. Without
+ * that lock, the catalog must not be used. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

@@ -127,7 +127,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the request with number `tag`. The caller increments l->tag for the next one. */
+/* Makes the request with number `tag`. The caller increments l->tag for the next request. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -232,10 +232,11 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer in one call with its frames, because it usually arrives in one piece.
- * Puts the bytes at the end of the buffer, since they are later moved to its beginning. Receives at
- * most as many bytes as a complete answer has. So bytes of the next answer are received too only if
- * this answer is shorter, for example an END alone. */
+/* Receives a small answer together with its frames in one call, because such an answer usually
+ * arrives in one piece. Puts the received bytes at the end of the buffer, because they are later
+ * moved to the buffer's beginning. Receives at most as many bytes as a complete answer has. So
+ * bytes of the next answer can be among them only if this answer is shorter, for example an END
+ * alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());

@@ -252,8 +252,8 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Returns the status that says why a link broke: that of the failed answer if it is more specific
- * than CUT, else CUT. */
+/* Returns the status that says why a link broke: the status of the failed answer if that status is
+ * more specific than CUT, otherwise CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||

@@ -51,8 +51,8 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* If nodes share files, stores from where this node fills the file: MONARCH_OWN from the source,
- * MONARCH_OF_OTHERS from another node. 0: this is unknown, or the file is not kept here and no node
- * is asked for it. */
+/* If nodes share files, stores the origin from which this node fills the file: MONARCH_OWN for the
+ * source, MONARCH_OF_OTHERS for another node. 0: the origin is unknown, or the file is not kept
+ * here and no node is asked for it. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

@@ -14,8 +14,8 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* The most portions that are queued for each of the other threads. Once so many are queued, the
- * thread that lists the directory looks at the next names itself. */
+/* Maximum number of portions that are queued for each of the other threads. Once so many are
+ * queued, the thread that lists the directory looks at the next names itself. */
 #define PORTIONS_AHEAD 16
 
 /* A directory to list, or a portion of a directory's names to look at. To look at a name is to read
@@ -71,7 +71,8 @@ struct monarch_scan {
     /* How many names may still be looked at: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* the scan skips files that the catalog of this writer already has; NULL: it skips none */
+    /* the scan skips files that this writer's catalog has with the same inode number; NULL: it
+     * skips none */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time at which the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

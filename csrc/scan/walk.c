@@ -1,4 +1,4 @@
-/* Lists directories, and looks at the files in them. */
+/* Lists directories, and reads the attributes of the files in them. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -119,7 +119,7 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 
 /* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
  * the thread lists wanted directories instead of waiting. All other threads may be waiting here
- * too, and then no other thread would list them. */
+ * too, and then no other thread would list these directories. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);

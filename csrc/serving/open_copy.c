@@ -240,8 +240,8 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
 }
 
 /* Implements `available` of struct monarch_peer_files. Holds back the last block until the fill has
- * found the file unchanged at the source. Only then is it certain that all bytes are of one version
- * of the file. The peer cannot check this itself. */
+ * found the file unchanged at the source. Until then, it is uncertain whether all bytes belong to
+ * one version of the file. The peer cannot check this itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -273,9 +273,9 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether a peer whose request ends without bytes should ask again. While it is unknown
- * which files this node keeps, the result is 1. Afterwards, the result is 1 only if a source has
- * returned data recently. */
+/* Returns whether a peer whose request ends without bytes should repeat the request. While it is
+ * unknown which files this node keeps, the result is 1. Afterwards, the result is 1 only if a
+ * source has returned data recently. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -75,8 +75,8 @@
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
-/* OTHER: a socket, a pipe, a device or a mount point. The catalog lists its name; the source
- * answers everything else about it. */
+/* OTHER: a socket, a pipe, a device or a mount point. The catalog only lists its name; the source
+ * answers all calls for its attributes. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
 /* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four are in a single word, so
@@ -241,7 +241,8 @@ struct monarch_catalog {
     uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    /* used slots of the two indexes by inode and by copy; a slot is never freed */
+    /* numbers of used slots of the index by inode and of the index by copy; a slot is never
+     * freed */
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
@@ -552,8 +553,8 @@ static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
  * bits match, the look-up compares the inode in the entry. In the index by copy, a slot has 32 bits
- * of the hash, because monarch_find_dropped cannot compare the inode: by that time, the entry may
- * have another copy. */
+ * of the hash, because monarch_find_dropped cannot compare the inode: when it searches for a
+ * removed copy, the entry may already have another copy. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }

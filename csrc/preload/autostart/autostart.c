@@ -210,7 +210,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon with another session than `s` serves. */
+/* Whether a daemon serves whose session is not `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
@@ -248,7 +248,8 @@ static void launch(struct plan *p) {
                 done ? "requested a start" : "could not request a start");
 }
 
-/* Returns 1 if the claim (claim.h) allows no start now, and then postpones the next attempt. */
+/* If the claim (claim.h) allows no start now, postpones the next attempt and returns 1. Otherwise
+ * returns 0. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)

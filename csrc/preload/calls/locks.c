@@ -54,8 +54,8 @@ PUBLIC int flock(int fd, int operation) {
 /* Returns whether the result may be wrong because a closing (locked_files.h) has begun since
  * `closings` was read. If the lock was granted, the closing may have dropped it again. If the lock
  * was refused, the closing itself may have been holding it. Any other error does not depend on
- * closings. After its last attempt, the function `lock` returns a refusal unchanged. A granted lock
- * that is still doubtful then fails with ENOLCK. */
+ * closings. After its last attempt, the function `lock` returns a refusal unchanged. But if a
+ * granted lock is still doubtful, `lock` fails with ENOLCK. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

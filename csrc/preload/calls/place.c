@@ -17,8 +17,9 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This comes before the call. Otherwise, a thread might check during the call whether it
-         * sees the sources (roots.h), and store an answer that the call makes wrong. */
+        /* This is done before the call of chroot. Otherwise, another thread might check during that
+         * call whether it sees the sources (roots.h), and store a result that is wrong after the
+         * call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();

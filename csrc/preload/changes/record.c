@@ -56,7 +56,7 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        /* 0 for the source's own directory, below which all its files lie */
+        /* 0 if the directory is the source's root: all files of the source lie below it */
         size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)

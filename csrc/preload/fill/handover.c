@@ -103,8 +103,8 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the caller
- * does not have its lock yet: another process may have the lock, and may still change the data that
- * the fill would copy. */
+ * has not taken its lock on the file yet: another process may have the lock, and may still change
+ * the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);

@@ -37,7 +37,7 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Reports a file that the catalog does not know to the daemon. The daemon gets the path that the
+/* Reports to the daemon a file that the catalog does not know. The daemon gets the path that the
  * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
  * the daemon checks each path at the source, and a check of a path that leads to no file would
  * burden the source for nothing. This is a separate function, because its buffer takes much of the

@@ -1,10 +1,10 @@
-/* Requests copies of files from the daemon, and reports files that the catalog does not know to the
- * daemon. */
+/* Requests copies of files from the daemon, and reports to the daemon files that the catalog does
+ * not know. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Reports a file that the catalog does not know to the daemon. The program has the file open as
+/* Reports to the daemon a file that the catalog does not know. The program has the file open as
  * `fd`. is_part: 1 if the program has read some of the file, but too little for the file to be
  * worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);

@@ -53,8 +53,8 @@ static uint64_t find(uint64_t key) {
 }
 
 /* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
- * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So
- * MONARCH_LEAD_ELSEWHERE is replaced first, because it is cheap to learn again. */
+ * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So an
+ * entry with MONARCH_LEAD_ELSEWHERE is replaced first; such an entry is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -249,9 +249,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether the library should find out where the first `n` bytes of `path` lead. It should not if
- * the table already has an entry for them, except one that says "elsewhere" and is due for a check.
- * It also should not if the path's text leads into a source, or if a relative path may lead into a
+/* Whether the library should find out where the first `n` bytes of `path` lead. The result is 0 in
+ * three cases: the table already has an entry for these bytes, unless the entry says "elsewhere"
+ * and is due for a check; the path's text leads into a source; or a relative path may lead into a
  * source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;

@@ -27,7 +27,7 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* This waits for the end of a replacement by the thread of move.c. A replacement is a few
+    /* This loop waits for the end of a replacement by the thread of move.c. A replacement is a few
      * system calls, for most of which the kernel locks the address space. The caller is about to
      * make a call that needs the same lock of the kernel, so this wait costs hardly any extra
      * time. */

@@ -28,7 +28,7 @@ static uint32_t table[MONARCH_TRACKED] SELDOM;
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
-static unsigned highest;     /* no descriptor above it ever had, or was, a backing descriptor */
+static unsigned highest;     /* no higher descriptor ever had a backing descriptor or was one */
 static uint32_t posix_locks; /* 1: POSIX locks were requested on a backing descriptor */
 
 static uint32_t get(int fd) {
