@@ -174,8 +174,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether the descriptor need not wait any longer for an order. This is so if the daemon's
- * loop has had enough iterations to order the fill, and ORDER_NS have passed. */
+/* Returns whether the descriptor need not wait any longer for an order. The result is 1 if the
+ * daemon's loop has had enough iterations to order the fill, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;

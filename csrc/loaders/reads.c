@@ -40,7 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static struct call *calls; /* the calls that need threads, the newest first */
 static int threads, idle;  /* idle: number of threads that work on no call */
-/* Whether few reads of the last call were slow; atomic. If so, the next call begins without other
+/* Atomic; 1: few reads of the last call were slow. If so, the next call begins without other
  * threads, because waking them takes longer than copying from memory. */
 static int was_fast;
 

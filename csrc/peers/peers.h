@@ -25,8 +25,8 @@ struct monarch_peer_bounds {
     /* a connection is closed if a request is not complete this long after its first byte, or if the
      * peer takes no byte of an answer for this long */
     uint32_t stall_ms;
-    /* an answer that has waited this long for bytes that are not there yet ends with COMING or
-     * TIMEOUT */
+    /* if an answer has waited this long for bytes that are not available yet, it ends with COMING
+     * or TIMEOUT */
     uint32_t wait_ms;
     uint32_t unused;
 };

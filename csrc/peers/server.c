@@ -1,6 +1,7 @@
 /* The threads of the peer server. Each connection is a small state machine. One thread at a time
- * works on a connection. It does so when the connection's socket is ready, when the bytes that the
- * connection waits for may be there, or when the connection's deadline has passed. */
+ * works on a connection. A thread works on a connection when the connection's socket is ready, when
+ * the bytes that the connection waits for may be there, or when the connection's deadline has
+ * passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -169,8 +169,8 @@ struct monarch_control {
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
     /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
-     * in less time than it would wait for the copy. This is so if the source is a local disk, or if
-     * its files are in the page cache. */
+     * in less time than it would wait for the copy. This is the case if the source is a local disk,
+     * or if its files are in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
@@ -340,10 +340,10 @@ struct monarch_change {
  * on, any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
-/* The datagram with which a program hands over the descriptor of a file that it has read. It is
- * sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams for each
- * socket. The datagram is only a hint, and may be lost. If the file has an entry, the datagram ends
- * before the field `source`. Otherwise it ends with the path's NUL. */
+/* The datagram with which a program hands over the descriptor of a file that it has read. The
+ * datagram is sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams
+ * for each socket. The datagram is only a hint, and may be lost. If the file has an entry, the
+ * datagram ends before the field `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id;      /* number of the file's entry, or monarch_unmet */

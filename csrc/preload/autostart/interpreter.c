@@ -16,8 +16,8 @@ static char *cut(char *path) {
     return slash + 1;
 }
 
-/* Whether the file can be the interpreter. If the interpreter's path is too long for the first line
- * of a script, pip writes /bin/sh there, which is not the interpreter. */
+/* Returns whether the file can be the interpreter. If the interpreter's path is too long for the
+ * first line of a script, pip writes /bin/sh there, which is not the interpreter. */
 static int is_interpreter(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&

@@ -118,9 +118,9 @@ BESIDE static void unbind(void) {
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
  * program's table, which must not change. close_range (since Linux 5.9) is tried first. It makes an
  * empty table. To do so, kernels before Linux 6.13 copy at most the lowest 64 descriptors and then
- * close the copies. Few copies are better, because closing a copy flushes a file that the program
- * is writing. Older kernels have only unshare, which copies all descriptors. Copies without
- * FD_CLOEXEC then stay open until the launched program closes them. */
+ * close the copies. It is better to close few copies, because closing a copy flushes a file that
+ * the program is writing. Older kernels have only unshare, which copies all descriptors. Copies
+ * without FD_CLOEXEC then stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -189,7 +189,7 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Whether the intermediate process has ended and was reaped, so that it is no zombie. */
+/* Returns whether the intermediate process has ended and was reaped, so that it is no zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

@@ -33,5 +33,5 @@ struct monarch_launch {
  * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
  * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
-/* Whether the launch has ended, so that `l` may be used again. */
+/* Returns whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

@@ -14,16 +14,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor for a request that concerns the source's file. That is the backing
- * descriptor of `fd` if `fd` is a descriptor of a copy, and otherwise `fd` itself. */
+/* Returns the descriptor for a request that concerns the source's file: the backing descriptor of
+ * `fd` if `fd` is a descriptor of a copy, otherwise `fd` itself. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
 /* Returns the descriptor for a request that lets `to` share the blocks of `from`. `from` may be a
- * descriptor of a copy. Blocks can be shared only within one file system. So if `to` is on a
- * source's device, returns a descriptor of the file at the source to which `from` belongs.
+ * descriptor of a copy. Blocks can be shared only within one file system. So if `from` is a
+ * descriptor of a copy and `to` is on a source's device, returns the backing descriptor of `from`.
  * Otherwise returns `from` itself, and does not open the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);

@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether there is a daemon that must learn of changes. *s gets its session, or NULL if this
- * process lacks the address space to map the session. */
+/* Returns whether there is a daemon that must learn of changes. *s gets its session, or NULL if
+ * this process lacks the address space to map the session. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -95,7 +95,7 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. The result does not depend on a running daemon, because
+/* Returns whether `st` describes a copy. The result does not depend on a running daemon, because
  * descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);

@@ -45,8 +45,8 @@ static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FF
 /* Call this before the first descriptor is tracked. Creates the page by which a process notices
  * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
-/* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
- * memory, so the table that it sees describes the parent's descriptors. */
+/* Returns whether the table describes this process's descriptors. A child of vfork runs in its
+ * parent's memory, so the table that it sees describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if no descriptor was
  * tracked yet. Makes no system call. So in a child of vfork, the result is the parent's pid. */

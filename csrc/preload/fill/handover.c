@@ -38,11 +38,11 @@
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
-/* Whether the kernel is likely to keep the pages of the file `id` in the page cache after a read.
- * `sources` has a bit for each source in which the file may lie. Without the pages, a program's
- * reads cannot serve as the fill: the daemon would have to read the whole file again. For one file
- * in LOOKS, the result is always 1. The handover of that file shows whether the kernel now keeps
- * the source's pages. */
+/* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
+ * read. `sources` has a bit for each source in which the file may lie. Without the pages, a
+ * program's reads cannot serve as the fill: the daemon would have to read the whole file again. For
+ * one file in LOOKS, the result is always 1. The handover of that file shows whether the kernel now
+ * keeps the source's pages. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -123,9 +123,9 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Writes the address of the socket for handovers of the file `id` to `to`. If the socket's path is
- * too long for an address, the address uses a descriptor of the socket's directory instead. Returns
- * that descriptor, or -1 if none is used. */
+/* Writes to `to` the address of the socket that takes handovers of the file `id`. If the socket's
+ * path is too long for an address, the address uses a descriptor of the socket's directory instead.
+ * Returns that descriptor, or -1 if none is used. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -200,8 +200,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Whether small files of a source on this device are read as fast as their copies would be. The
- * daemon finds out from its fills which sources are fast. Until there are enough fills, this
+/* Returns whether small files of a source on this device are read as fast as their copies would be.
+ * The daemon finds out from its fills which sources are fast. Until there are enough fills, this
  * process's own reads decide, provided that there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
@@ -340,13 +340,13 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file is checked; for any other read, the result is 0. If
- * all reads so far were sequential, the offset at which this read ends equals the number of bytes
- * read so far. For a small file, the result is 0, because the program is assumed to read the file
- * completely. bytes: number of bytes that were read so far, including this read. n: number of bytes
- * of this read. end: the offset where this read ended, or -1 for a read at the descriptor's own
- * offset. */
+/* Returns whether the program reads the file in another order than sequentially from the beginning.
+ * Only the read that completes 1 / PART of the file is checked; for any other read, the result is
+ * 0. If all reads so far were sequential, the offset at which this read ends equals the number of
+ * bytes read so far. For a small file, the result is 0, because the program is assumed to read the
+ * file completely. bytes: number of bytes that were read so far, including this read. n: number of
+ * bytes of this read. end: the offset where this read ended, or -1 for a read at the descriptor's
+ * own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

@@ -199,9 +199,9 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Whether the calling check must return 0, so that the reads after it are timed. Each thread begins
- * its count at a different number. So even if a program makes a thread for each file, the reads of
- * one in FOLLOWED threads are timed. */
+/* Returns whether the calling check must return 0, so that the reads after it are timed. Each
+ * thread begins its count at a different number. So even if a program makes a thread for each file,
+ * the reads of one in FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -36,12 +36,12 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
 
-/* Whether the sources have served most of the recent opens and reads as fast as the page cache
- * does. Now and then, the result is 0 regardless, so that some reads are still timed. */
+/* Returns whether the sources have served most of the recent opens and reads as fast as the page
+ * cache does. Now and then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
-/* Whether the sources have served most of the recent opens and reads as fast as a local disk does,
- * but not as fast as the page cache does. Now and then, the result is 0 regardless, so that some
- * reads are still timed. */
+/* Returns whether the sources have served most of the recent opens and reads as fast as a local
+ * disk does, but not as fast as the page cache does. Now and then, the result is 0 regardless, so
+ * that some reads are still timed. */
 int monarch_source_is_near(void);
 
 /* Call this after an open or a read at a source. since_ns: the time (monarch_now_ns) at which the

@@ -76,9 +76,9 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as fast as the page cache does. A claim of
- * the file, or the tracking of its descriptor, would then take longer than the read itself. So the
- * library does neither, and the file counts as read to its end. */
+/* Returns whether the file is small and the source returns it as fast as the page cache does. A
+ * claim of the file, or the tracking of its descriptor, would then take longer than the read
+ * itself. So the library does neither, and the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
@@ -89,9 +89,9 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
  * without an entry. Any other such open counts with the size of the file that was examined last. */
 #define LOOKED 16
 
-/* Whether to examine this open, for which the sources were as fast as the page cache. The distances
- * between examined opens are irregular (multiples of the golden ratio). So if a program alternately
- * opens an image and its label, files of both kinds are examined. */
+/* Returns whether to examine this open, for which the sources were as fast as the page cache. The
+ * distances between examined opens are irregular (multiples of the golden ratio). So if a program
+ * alternately opens an image and its label, files of both kinds are examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
@@ -205,7 +205,7 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Whether the entry, which was found by its file's inode, may describe another file by now.
+/* Returns whether the entry, which was found by its file's inode, may describe another file by now.
  * `version`: the entry's version when the entry was found. Call this after reading the entry's
  * word: if the result is 0, the word belongs to the file that was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {

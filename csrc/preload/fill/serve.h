@@ -40,7 +40,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
                          int flags, struct monarch_opening *out);
-/* Whether an unfinished copy can serve an open with these flags. */
+/* Returns whether an unfinished copy can serve an open with these flags. */
 static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }

@@ -171,8 +171,8 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the reader need not wait any more: bytes are ready, the copy is complete, or the entry's
- * state shows that no copy will come. */
+/* Returns whether the reader need not wait any more: bytes are ready, the copy is complete, or the
+ * entry's state shows that no copy will come. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)

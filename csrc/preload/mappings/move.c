@@ -160,8 +160,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has made progress lately. The session's state does not show this: after the
- * daemon was killed, the state is still MONARCH_SERVING. */
+/* Returns whether the daemon has made progress lately. The session's state does not show this:
+ * after the daemon was killed, the state is still MONARCH_SERVING. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

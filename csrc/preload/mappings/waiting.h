@@ -1,4 +1,4 @@
-/* Whether any mapping waits for its copy. */
+/* Tells whether any mapping waits for its copy. */
 #pragma once
 
 #include <stdint.h>

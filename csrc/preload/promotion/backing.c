@@ -145,7 +145,7 @@ void monarch_backing_close_slow(int fd) {
     __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether dup3 will succeed. */
+/* Returns whether dup3 will succeed. */
 static int can_replace(int fd, int fresh, int flags) {
     struct rlimit limit;
     return fd != fresh && fresh >= 0 && !(flags & ~O_CLOEXEC) && sys_fcntl(fd, F_GETFD, 0) >= 0 &&

@@ -35,8 +35,8 @@ int monarch_become_source(int fd);
  * of the copy drops these locks too. */
 void monarch_backing_has_posix_locks(void);
 
-/* Whether `fd` is a backing descriptor. The program does not know of backing descriptors. If it
- * closed one, for example in a loop over all numbers, the process would lose locks. */
+/* Returns whether `fd` is a backing descriptor. The program does not know of backing descriptors.
+ * If it closed one, for example in a loop over all numbers, the process would lose locks. */
 int monarch_is_backing(int fd);
 
 /* The next four functions keep the backing descriptor of `fd` in step with `fd`. */

@@ -8,10 +8,10 @@
  * word in the table (track.h). */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
-/* Whether the descriptor refers to the entry's file at the source. The check compares device and
- * inode. These numbers never change, so the source's server is not asked. */
+/* Returns whether the descriptor refers to the entry's file at the source. The check compares
+ * device and inode. These numbers never change, so the source's server is not asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
-/* Whether the descriptor still refers to the file with which the caller's call began (inode
+/* Returns whether the descriptor still refers to the file with which the caller's call began (inode
  * w->ino). The entry may describe another file by now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 

@@ -31,8 +31,8 @@ static int may_read_everything(const struct monarch_control *k) {
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
-/* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
- * each search begins where the previous search has ended. */
+/* Returns whether all of the daemon's groups are among the `n` groups. Both lists are usually
+ * sorted, so each search begins where the previous search has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -52,7 +52,7 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
     return !missing || !are_our_users(k);
 }
 
-/* Writes the effective group and all supplementary groups to `groups`. Returns the number of
+/* Writes to `groups` the effective group and all supplementary groups. Returns the number of
  * groups, or a negative errno: -EINVAL if there are more than `room` groups. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);

@@ -259,7 +259,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are valid. In a damaged header, an offset might point anywhere. */
+/* Returns whether the header's offsets are valid. In a damaged header, an offset might point
+ * anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||

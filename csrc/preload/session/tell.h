@@ -7,8 +7,8 @@
 
 #include <sys/stat.h>
 
-/* Whether the process, at its last search, found a daemon to which it could not attach for lack of
- * address space. */
+/* Returns whether the process, at its last search, found a daemon but could not attach to it for
+ * lack of address space. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything
