@@ -43,8 +43,8 @@ struct kept_table {
     /* list of descriptors to be closed. Only the table's thread closes them, because a close may
      * have to wait for the source */
     struct handed *dropped;
-    /* futex, rung when the table is no longer empty, when descriptors are dropped, and at the
-     * end */
+    /* futex, rung when the table is no longer empty, when descriptors are dropped, and when the
+     * engine stops */
     uint32_t bell;
     pthread_t thread;
 };

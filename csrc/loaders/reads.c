@@ -1,4 +1,4 @@
-/* Many reads in flight at once, made by threads. Each process has one set of threads, which sleep
+/* Makes many reads at a time, in several threads. Each process has one set of threads, which sleep
  * between calls. The threads are started when a call first needs them. A forked child starts
  * threads of its own. */
 #include <errno.h>

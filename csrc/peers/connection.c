@@ -92,8 +92,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. Restarts the time limit for the peer, which was not the cause of the
- * wait. */
+/* Ends a wait for bytes. Restarts the time limit for the peer, because the peer was not the cause
+ * of the wait. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);

@@ -26,7 +26,7 @@ struct monarch_peer_files {
      * available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Called when bytes did not come in time. Returns whether the source of these bytes is
-     * returning data. If so, the peer is told to ask again. */
+     * returning data. If so, the peer is told to repeat the request. */
     int (*is_coming)(void *arg);
     /* Returns whether the sum and the digest of a block are known; if so, sets both. Called only
      * for a block whose bytes are all available. */

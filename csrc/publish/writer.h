@@ -52,7 +52,7 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
 }
 
 /* If nodes share files, stores the origin from which this node fills the file: MONARCH_OWN for the
- * source, MONARCH_OF_OTHERS for another node. 0: the origin is unknown, or the file is not kept
- * here and no node is asked for it. */
+ * source, MONARCH_OF_OTHERS for another node. 0: the origin is unknown, or this node does not keep
+ * the file and asks no other node for it. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

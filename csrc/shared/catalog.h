@@ -484,8 +484,8 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
 
 /* Makes the value of a claim: (number of the entry + 1) << 32 | flags (bit 31: a descriptor was
  * handed over; bit 30: the daemon must close that descriptor now) | time in ticks of about 1 ms.
- * Every claim expires after a second, so that the claim of a killed program does not last. If a
- * descriptor was handed over, the claim also ends when the daemon closes that descriptor. */
+ * Every claim expires after a second, so the claim of a killed program ends soon. If a descriptor
+ * was handed over, the claim also ends when the daemon closes that descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */

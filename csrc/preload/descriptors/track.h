@@ -6,8 +6,8 @@
 
 #include "preload/session/session.h"
 
-/* Only descriptors with lower numbers are tracked. Reads of all other descriptors go to the
- * source. */
+/* Only descriptors with numbers below this one are tracked. Reads of all other descriptors go to
+ * the source. */
 #define MONARCH_TRACKED 65536
 
 /* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),

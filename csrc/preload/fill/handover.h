@@ -55,7 +55,7 @@ void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts
  * until the last descriptor of the open file is closed, so the daemon must not keep a descriptor of
- * it. If less than half of the file was read, the descriptor will not be handed over. If the
- * descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
+ * this open file. If less than half of the file was read, the descriptor will not be handed over.
+ * If the descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
  * descriptor. */
 void monarch_keep_descriptor(int fd);

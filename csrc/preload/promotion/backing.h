@@ -31,8 +31,8 @@ void monarch_backing_compare(int fd);
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
- * locks on a file when any descriptor of the file is closed. So from now on, closing a descriptor
- * of the copy drops these locks too. */
+ * locks on a file when any descriptor of the file is closed. So from now on, the library drops
+ * these locks too when a descriptor of the copy is closed. */
 void monarch_backing_has_posix_locks(void);
 
 /* Returns whether `fd` is a backing descriptor. The program does not know of backing descriptors.
