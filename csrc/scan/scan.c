@@ -10,12 +10,11 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread that hardly ever sleeps while it reads attributes of files lowers its own priority until
- * it ends. Its source is local, so the thread would keep busy a processor that the job may need. A
- * thread that often sleeps is waiting for a remote source. Such a thread keeps its priority, so
- * that files are found and filled before the job needs them. */
-/* The decision about a thread is made once the thread has read the attributes of this many
- * names. */
+/* A thread that hardly ever sleeps while it examines names lowers its own priority until it ends.
+ * Its source is local, so the thread would keep busy a processor that the job may need. A thread
+ * that often sleeps is waiting for a remote source. Such a thread keeps its priority, so that files
+ * are found and filled before the job needs them. */
+/* The decision about a thread is made once the thread has examined this many names. */
 #define LOOKS 64
 /* A thread counts as hardly ever sleeping if it sleeps at most once per this many names. */
 #define LOOKS_EACH_SLEEP 8
@@ -92,7 +91,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    s->busy = s->threads = threads; /* each thread counts as busy until it first asks for work */
+    s->busy = s->threads = threads; /* each thread counts as busy until it first requests a task */
     return s;
 }
 

@@ -15,10 +15,10 @@
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
 /* Maximum number of portions that are queued for each of the other threads. Once so many are
- * queued, the thread that lists the directory looks at the next names itself. */
+ * queued, the thread that lists the directory examines the next names itself. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list, or a portion of a directory's names to look at. To look at a name is to read
+/* A directory to list, or a portion of a directory's names to examine. To examine a name is to read
  * the attributes of its file and to report the file's entry. */
 struct task {
     struct task *next;
@@ -68,7 +68,7 @@ struct monarch_scan {
     uint64_t up_ino; /* atomic: the inode that the root's listing gives to ".."; 0 if unknown */
     struct monarch_pace pace;
     int is_all_wanted;
-    /* How many names may still be looked at: [1] in wanted directories, [0] in others
+    /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
     /* the scan skips files that this writer's catalog has with the same inode number; NULL: it
@@ -106,11 +106,11 @@ void monarch_add_task(struct monarch_scan *s, struct task *t);
 /* Waits for the next task that may begin, and returns it. Returns NULL once the scan has ended. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
 /* Returns whether PORTIONS_AHEAD portions are queued for each of the other threads. If so, the
- * listing thread must look at the names of `t` itself. Takes the lock. */
+ * listing thread must examine the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
-/* monarch_may_look returns whether the names of a portion may be looked at now
- * (monarch_scan_allow). monarch_count_looks subtracts the number of names of a task from the
- * allowance of that task's directory. The caller holds the lock. */
+/* monarch_may_look returns whether the names of a portion may be examined now (monarch_scan_allow).
+ * monarch_count_looks subtracts the number of names of a task from the allowance of that task's
+ * directory. The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */
@@ -127,5 +127,5 @@ void monarch_wake_scan(struct monarch_scan *s);
 
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
-/* Returns how many names this thread has looked at. */
+/* Returns how many names this thread has examined. */
 uint64_t monarch_looks(void);

@@ -1,5 +1,5 @@
-/* The tasks of a scan: directories to list, and portions of their names to look at. Decides which
- * task comes first, and how many names may be looked at now. */
+/* The tasks of a scan: directories to list, and portions of their names to examine. Decides which
+ * task comes first, and how many names may be examined now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +57,8 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* Returns a pointer to the number of names that may still be looked at, in wanted directories if
- * is_wanted is set, else in all other directories. The caller holds the lock. */
+/* Returns a pointer to the number of names that may still be examined: in wanted directories if
+ * is_wanted is set, otherwise in all other directories. The caller holds the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }

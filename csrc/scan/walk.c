@@ -24,7 +24,7 @@ static int is_on_source(struct monarch_scan *s, const char *path) {
     return fstatat(s->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_dev == s->dev;
 }
 
-static _Thread_local uint64_t looks; /* how many names this thread has looked at */
+static _Thread_local uint64_t looks; /* how many names this thread has examined */
 
 uint64_t monarch_looks(void) { return looks; }
 
@@ -117,7 +117,7 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
+/* Examines names that this thread has listed and kept for itself. While no names may be examined,
  * the thread lists wanted directories instead of waiting. All other threads may be waiting here
  * too, and then no other thread would list these directories. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {

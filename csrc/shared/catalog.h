@@ -115,7 +115,7 @@ struct monarch_filesystem {
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
      * the file system supports, and the mask of the fields that are filled in. The mask is
-     * statx_mask[1] for calls that ask for the birth time, and statx_mask[0] for all other
+     * statx_mask[1] for calls that request the birth time, and statx_mask[0] for all other
      * calls. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];

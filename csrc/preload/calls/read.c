@@ -187,8 +187,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Returns whether n exceeds the address space. The kernel refuses such a read before it looks at
- * the file. */
+/* Returns whether n exceeds the address space. The kernel refuses such a read before it checks the
+ * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy as far as the copy has the bytes, and the following
@@ -216,7 +216,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes. If so, fills in *w for the file.
+/* Returns whether the copy may serve a call that requests n bytes. If so, fills in *w for the file.
  * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {

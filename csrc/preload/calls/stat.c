@@ -226,8 +226,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
 }
 
 /* Gets the mtime of a file that may be a copy. Some copies are found by a stamp in their mtime
- * (monarch_stamp). If the program's call did not ask for the mtime, newer kernels leave it out of
- * *x, and this function asks for it. */
+ * (monarch_stamp). If the program's call did not request the mtime, newer kernels leave the mtime
+ * out of *x, and this function requests it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

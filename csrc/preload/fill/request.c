@@ -8,9 +8,9 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* The configuration's `fill_after` delays the fill of a file until a program has asked for a
+/* The configuration's `fill_after` delays the fill of a file until a program has requested a
  * certain share of the file. So each slot here counts how many KiB of one file this process has
- * asked for: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
+ * requested: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
  * other. */
 static uint64_t asked[1024] SELDOM;
 

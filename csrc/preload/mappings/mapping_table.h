@@ -37,7 +37,7 @@ struct own {
     uint32_t pid;    /* 0: the table still has the state of the parent */
     uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
-    uint32_t bell; /* futex: rung when the thread should look at the table at once */
+    uint32_t bell; /* futex: rung when the thread should check the table at once */
 };
 
 extern struct slot monarch_slots[SLOTS];

@@ -23,8 +23,8 @@ struct session {
     /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
      * exists. Upper bits: number of the check that has written the lowest bit (attach.c). */
     uint32_t off;
-    /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
-     * unknown */
+    /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another mount
+     * namespace; 0: unknown */
     uint32_t mounts;
     /* atomic: the session of the previous daemon, whose copies may still be open */
     struct session *before;
