@@ -3,8 +3,8 @@
  * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
  * trusted: a fill uses the descriptor only if it refers to the file that the catalog describes. The
  * threads have no other work, so that each descriptor is closed soon. A quick close matters to a
- * program that has a lock on the open file (flock), because the lock lasts until the last
- * descriptor of the open file is closed. */
+ * program that has a lock on the open file (flock): the lock lasts until the last descriptor of the
+ * open file is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -53,8 +53,8 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 
 /* Maximum amount of data that is read from a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size [bytes] is sent together with its frames in one call, and is
- * received in one call, because copying its bytes costs less than further calls. */
+/* An answer of at most this size [bytes] is sent together with its frames in one call, and is also
+ * received in one call: copying the bytes costs less than further calls. */
 #define MONARCH_PEER_SMALL 32768
 
 /* One range of a file: the request, the destination of the bytes, and the outcome. */

@@ -248,8 +248,8 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* A directory that changed less than this [ns] before `since_ns` is not taken for settled, because
- * a server's timestamps may be coarse and its clock may be wrong. */
+/* A directory that changed less than this [ns] before `since_ns` does not count as settled, because
+ * a server's timestamps may be coarse, and the server's clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

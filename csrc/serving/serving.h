@@ -44,9 +44,9 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to give to peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of these files which node keeps it (enum monarch_home_here). If a peer requests a
- * file that this node does not keep, but takes this node for the file's owner, this node fills and
- * keeps the file from then on, and monarch_holdings_moved reports the file. */
+/* Sets for each of these files which node keeps it (enum monarch_home_here). A peer may request a
+ * file that this node does not keep, because the peer takes this node for the file's owner. This
+ * node then begins to keep the file and fills it, and monarch_holdings_moved reports the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call. This node begins to keep a

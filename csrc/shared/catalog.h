@@ -545,8 +545,8 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 
 /* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
  * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, an open of a file can begin to open the copy before the entry is in the cache.
- * The value may be out of date, so the caller checks the entry before it uses the copy. */
+ * With this value, an open can begin to open the copy before the entry is in the cache. The value
+ * may be out of date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }

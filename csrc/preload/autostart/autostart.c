@@ -194,10 +194,10 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Returns whether a start is possible now. The start is postponed if a signal is blocked that was
- * not blocked at load, because the thread may then be in a handler of that signal. The start is
- * also postponed while no descriptor is free. Any other obstacle counts as permanent, and ends
- * autostart in this process. */
+/* Returns whether a start is possible now. If a signal is blocked that was not blocked at load, the
+ * start is postponed: the thread may be in a handler of that signal. The start is also postponed
+ * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
+ * process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;

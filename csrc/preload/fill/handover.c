@@ -32,8 +32,8 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep the pages of a source, one in LOOKS of the source's files is
- * nevertheless handled as if the kernel kept its pages. */
+/* If the kernel does not keep the pages of a source, one in LOOKS files of the source is
+ * nevertheless handled as if the kernel kept the file's pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */

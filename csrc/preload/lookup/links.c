@@ -90,9 +90,9 @@ static size_t directory_length(const char *path, size_t n) {
 }
 
 /* `directory` is the length of the path's directory. Searches the directories above the path's
- * directory for one that is known to lead into a source. If there is one, records in the table that
- * the path's directory leads into the source too, and returns the table's entry of the directory
- * that was found. Otherwise returns 0. */
+ * directory for one that is known to lead into a source. If such a directory is found, records in
+ * the table that the path's directory leads into the source too. Then returns the table's entry of
+ * the directory that was found. Otherwise returns 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {

@@ -20,9 +20,9 @@
  * being filled, otherwise LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. The stack must also have
- * room for the static thread-local variables, which glibc puts there, and for a frame of the
- * handler of the one signal that is not blocked. */
+/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. glibc also puts the
+ * static thread-local variables on the stack. And the one signal that is not blocked may run its
+ * handler there. */
 #define STACK 262144
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */
