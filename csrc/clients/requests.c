@@ -1,5 +1,5 @@
-/* The daemon's side of what clients tell it: they set bits for files, report files that they
- * change, and ring the doorbell. The daemon's loop sleeps on the doorbell. */
+/* Reads, for the daemon, what clients tell the daemon: clients set bits for files, report files
+ * that they change, and ring the doorbell. The daemon's loop sleeps on the doorbell. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>

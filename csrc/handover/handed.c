@@ -26,9 +26,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file at the path, and returns whether the descriptor is of that file.
- * The attributes come from the kernel's cache, where the reader's open has put them. The fill later
- * compares them with the attributes at the source's server. */
+/* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
+ * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
+ * later compares them with the attributes at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -90,10 +90,10 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. There are two moments in which no order is found, and
- * the answer is NOT_YET. In the first, policy has set the file's state, but has not submitted the
- * order. In the second, a thread has taken the order out of its queue, but has not added the fill
- * to the list of fills. */
+/* Finds the order of a file that is FILLING. At two moments, no order is found, and the result is
+ * NOT_YET. At the first moment, policy has set the file's state, but has not submitted the order
+ * yet. At the second moment, a thread has taken the order out of its queue, but has not added the
+ * fill to the list of fills yet. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))

@@ -27,8 +27,8 @@ struct handed {
 };
 
 /* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor is not of a regular file, it is not of the file at the
- * received path, or memory is lacking. */
+ * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
+ * file at the received path; or memory is exhausted. */
 struct handed *monarch_new_handed(const struct pool *p, int fd,
                                   const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */
@@ -39,17 +39,18 @@ void monarch_hand_to(struct handed *h, struct job *job);
 enum monarch_answer {
     MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
                       needed */
-    /* policy must order the fill, or add the file to the catalog: the grant does not cover the
-     * file, the catalog or the list of placed files is full, or an older copy must go first */
+    /* policy must order the fill, or add the file to the catalog. There are three reasons: the
+     * grant does not cover the file; the catalog, or the list of placed files, is full; or an older
+     * copy must be removed first */
     MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,
-    MONARCH_ANOTHERS /* the descriptor and the entry are of different files */
+    MONARCH_ANOTHERS /* the descriptor and the entry belong to different files */
 };
 
-/* Finds or makes the order that fills the file, and takes it out of any queue. *job gets the order,
- * or NULL. A file without an entry gets an entry if policy allows that. The caller holds the
- * writer's lock and the pool's. */
+/* Finds or makes the order that fills the file, and takes the order out of any queue. *job gets the
+ * order, or NULL. A file without an entry gets an entry if policy allows that. The caller holds the
+ * writer's lock and the pool's lock. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks policy to order a fill of the file. Returns whether the caller must wake policy. */

@@ -1,8 +1,8 @@
-/* The table of descriptors that programs have handed over and that wait for an order to fill their
- * file. The file has no order yet: policy has not granted room for the file, and has not ordered
- * the fill itself. Policy may not even have learned of the file. When a thread begins the order,
- * the order takes the descriptor, so the file need not be opened at the source. Until then, the
- * program can ask for the descriptor to be closed at any time. */
+/* The table of descriptors that programs have handed over. Each descriptor waits for an order to
+ * fill its file. There is no such order yet: policy has not granted room for the file, and has not
+ * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
+ * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
+ * the program can at any time request that the daemon closes the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -21,7 +21,7 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most descriptors in the table. */
+/* Maximum number of descriptors in the table. */
 #define KEPT 768
 /* The table also has at most 1 / SHARE of the descriptors that this process may have open. */
 #define SHARE 4
@@ -43,8 +43,8 @@ struct kept_table {
     /* list of descriptors to be closed. Only the table's thread closes them, because a close may
      * have to wait for the source */
     struct handed *dropped;
-    /* futex, rung when the table is no longer empty, when descriptors are dropped, and at the
-     * end */
+    /* futex, rung when the table is no longer empty, when descriptors are dropped, and when the
+     * engine stops */
     uint32_t bell;
     pthread_t thread;
 };
@@ -174,8 +174,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether the descriptor need not wait any longer for an order. This is so if the daemon's
- * loop has had enough iterations to order the fill, and ORDER_NS have passed. */
+/* Returns whether the descriptor need not wait any longer for an order. The result is 1 if the
+ * daemon's loop has had enough iterations to order the fill, and ORDER_NS have passed. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -204,8 +204,8 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
 }
 
 /* Returns whether the file stays in the table. A file whose descriptor was closed also stays until
- * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken, because
- * the catalog must not be used then. */
+ * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken. Without
+ * that lock, the catalog must not be used. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
@@ -222,7 +222,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Looks at every descriptor in the table; returns whether policy must be woken. */
+/* Checks every descriptor in the table; returns whether policy must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -1,5 +1,5 @@
-/* The table of descriptors that programs have handed over and that wait for an order to fill their
- * file. */
+/* The table of descriptors that programs have handed over. Each descriptor waits for an order to
+ * fill its file. */
 #pragma once
 
 #include "handover/handed.h"
@@ -7,8 +7,8 @@
 /* Makes the table, and starts the thread that looks after the table. Returns NULL if either
  * fails. */
 struct kept_table *monarch_new_kept(struct pool *p);
-/* Puts a descriptor into the table. is_asked: policy was asked to order the fill. Returns 1; or 0,
- * and does nothing, if there is no room. */
+/* Puts a descriptor into the table. is_asked: policy was asked to order the fill. If there is no
+ * room, does nothing and returns 0. Otherwise returns 1. */
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Orders fills for the descriptors in the table as far as a grant allows. Closes the descriptors
@@ -17,7 +17,7 @@ void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
 /* Call this before the order begins. Gives the order the descriptor that waits for it, unless the
- * program has asked for that descriptor back. */
+ * program has requested that the daemon closes that descriptor. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.

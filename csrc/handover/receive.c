@@ -1,10 +1,10 @@
 /* The sockets on which readers hand over descriptors, and the threads that receive them.
  *
  * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
- * trusted: a fill uses the descriptor only if this is a descriptor of the file that the catalog
- * describes. The threads have no other work, so that each descriptor is closed soon. A quick close
- * matters to a program that has a lock on the open file (flock), because the lock lasts until the
- * last descriptor of the open file is closed. */
+ * trusted: a fill uses the descriptor only if it refers to the file that the catalog describes. The
+ * threads have no other work, so that each descriptor is closed soon. A quick close matters to a
+ * program that has a lock on the open file (flock): the lock lasts until the last descriptor of the
+ * open file is closed. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* The most threads. Each copies one file at a time. Many threads are no harm: a thread mostly waits
- * for the source to confirm that the file is unchanged. */
+/* Maximum number of threads. Each copies one file at a time. Many threads do no harm: a thread
+ * mostly waits for the source to confirm that the file is unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
@@ -60,7 +60,7 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
 }
 
 /* Keeps the descriptor until policy orders the file's fill. Closes the descriptor instead in four
- * cases: no order will need the descriptor; the descriptor and the entry are of different files;
+ * cases: no order will need the descriptor; the descriptor and the entry belong to different files;
  * the program wants the descriptor closed; or the table of waiting descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
@@ -230,8 +230,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* A thread that starts another thread counts it before it ends. So the count is read again
-     * after each join. */
+    /* A thread that starts another thread counts the new thread before ending itself. So the count
+     * is read again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

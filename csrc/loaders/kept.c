@@ -1,7 +1,7 @@
 /* Samples that the processes of one node keep in shared memory.
  *
- * The first process that reads a sample from its source stores it. Readers take no lock and never
- * wait: a sample that is being written counts as missing. */
+ * The first process that reads a sample from its source stores the sample. Readers take no lock and
+ * never wait: a sample that is being written counts as missing. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static int is_abandoned(uint64_t state) {
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes the caller the only writer of the sample. Returns 1. Returns 0 if another process has
+/* Makes the caller the only writer of the sample, and returns 1. Returns 0 if another process has
  * stored the sample, is writing it, or has found no room for it. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);

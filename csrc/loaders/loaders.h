@@ -8,16 +8,16 @@
 
 /* --- many reads in flight at once: reads.c ---------------------------------------------------- */
 
-/* Most reads that one call has in flight at once. */
+/* Maximum number of reads that one call has in flight at once. */
 #define MONARCH_READS_IN_FLIGHT 256
 
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] into out[i], for all i below `n`. At most
  * `in_flight` reads are in flight at once. The calling thread reads too. The process keeps the
- * other threads for later calls. They are woken at once, except if few reads of the last call had
- * to wait for a device; then they are woken when a read of this call has waited. Returns `n`. If
- * reads fail, returns the smallest `i` of a read that failed; *error is then that read's errno, or
- * 0 if its file ended too early. After a failure no further reads begin, and the call returns once
- * the reads in flight have ended. */
+ * other threads for later calls. These threads are woken when the call begins. But if few reads of
+ * the last call had to wait for a device, they are woken only once a read of this call has waited.
+ * Returns `n`. If reads fail, returns the smallest `i` of a read that failed; *error is then that
+ * read's errno, or 0 if its file ended too early. After a failure no further reads begin, and the
+ * call returns once the reads in flight have ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);

@@ -1,4 +1,4 @@
-/* Many reads in flight at once, made by threads. Each process has one set of threads, which sleep
+/* Makes many reads at a time, in several threads. Each process has one set of threads, which sleep
  * between calls. The threads are started when a call first needs them. A forked child starts
  * threads of its own. */
 #include <errno.h>
@@ -28,8 +28,8 @@ struct call {
     uint64_t n, next; /* next: index of the first read that no thread has begun; atomic */
     uint64_t slow;    /* number of slow reads; atomic */
     /* The following fields are used under the lock. */
-    uint64_t failed; /* smallest index of a read that failed; `n` if none has */
-    int error;       /* its errno */
+    uint64_t failed; /* smallest index of a read that failed; `n` if no read has failed */
+    int error;       /* the errno of the read with index `failed` */
     int wanted;      /* number of threads that may still begin to work on this call */
     int at_work;     /* number of threads that work on this call, not counting the caller's */
     struct call *after;
@@ -40,7 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static struct call *calls; /* the calls that need threads, the newest first */
 static int threads, idle;  /* idle: number of threads that work on no call */
-/* Whether few reads of the last call were slow; atomic. If so, the next call begins without other
+/* Atomic; 1: few reads of the last call were slow. If so, the next call begins without other
  * threads, because waking them takes longer than copying from memory. */
 static int was_fast;
 

@@ -1,5 +1,5 @@
 /* Gets ranges of files from a peer. Requests are sent without waiting for the answers to earlier
- * ones. Every wait has a time limit. Bytes are accepted only if their sum is right. */
+ * requests. Every wait has a time limit. Bytes are accepted only if their sum is right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,9 +15,9 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The most requests on a link whose answers have not come yet. These requests, and the frames of
- * their answers, always fit into the buffers of the sockets. So two ends that both send never block
- * each other. */
+/* Maximum number of requests on a link whose answers have not arrived yet. These requests, and the
+ * frames of their answers, always fit into the buffers of the sockets. So two ends that both send
+ * never block each other. */
 #define AHEAD 64
 /* A peer that sends less than this counts as gone [bytes/s]. */
 #define LEAST_BYTES_PER_S (128 * 1024)
@@ -127,7 +127,7 @@ static enum monarch_peer_status put(link_t *l, const void *from, size_t n) {
     return MONARCH_PEER_OK;
 }
 
-/* Makes the request with number `tag`. The caller increments l->tag for the next one. */
+/* Makes the request with number `tag`. The caller increments l->tag for the next request. */
 static struct monarch_peer_request request_of(const link_t *l, const get *g, uint64_t tag) {
     struct monarch_peer_request q = {.magic = MONARCH_PEER_REQUEST,
                                      .source = g->source,
@@ -232,10 +232,11 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer in one call with its frames, because it usually arrives in one piece.
- * Puts the bytes at the end of the buffer, since they are later moved to its beginning. Receives at
- * most as many bytes as a complete answer has. So bytes of the next answer are received too only if
- * this answer is shorter, for example an END alone. */
+/* Receives a small answer together with its frames in one call, because such an answer usually
+ * arrives in one piece. Puts the received bytes at the end of the buffer, because they are later
+ * moved to the buffer's beginning. Receives at most as many bytes as a complete answer has. So
+ * bytes of the next answer can be among them only if this answer is shorter, for example an END
+ * alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());

@@ -78,7 +78,7 @@ static enum monarch_peer_status why_late(stage_t *stage) {
 }
 
 /* Sends the part of the answer that is ready, and begins or continues a wait for bytes that are not
- * there yet. Ends the answer if the wait has reached its limit. */
+ * available yet. Ends the answer if the wait has reached its limit. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -92,8 +92,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. Restarts the time limit for the peer, which was not the cause of the
- * wait. */
+/* Ends a wait for bytes. Restarts the time limit for the peer, because the peer was not the cause
+ * of the wait. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -230,7 +230,8 @@ static int is_sound(const connection *c, stage_t *stage) {
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
-/* Returns whether the answer is small, all its bytes are there, and none of them was sent yet. */
+/* Returns whether the answer is small, all its bytes are available, and none of them was sent
+ * yet. */
 static int is_small(const connection *c, uint64_t there) {
     return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
            there >= c->end && c->piece_end == c->end;

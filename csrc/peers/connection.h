@@ -85,10 +85,10 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* --- server.c --------------------------------------------------------------------------------- */
 
 /* Call this when the callbacks (struct monarch_peer_files) may give other answers about this file
- * than before. The connections that wait for the file then call them again. */
+ * than before. The connections that wait for the file then call the callbacks again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes each connection call `open` again if `open` has answered LATER to it and `is_settled`
- * returns true for its request. */
+/* Makes some connections call `open` again: those to which `open` has returned LATER, and for whose
+ * requests `is_settled` returns true. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

@@ -21,14 +21,15 @@ struct monarch_peer_files {
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
     /* Returns the position up to which all bytes from `at` on can be sent. The function may stop at
-     * the end of the block that contains `at`, even if more bytes are there. Returns `at` if there
-     * are no bytes yet, and MONARCH_PEER_NEVER if no more will come. */
+     * the end of the block that contains `at`, even if more bytes are available. Returns `at` if
+     * the bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
+     * available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Called when bytes did not come in time. Returns whether the source of these bytes is
-     * returning data. If so, the peer is told to ask again. */
+     * returning data. If so, the peer is told to repeat the request. */
     int (*is_coming)(void *arg);
     /* Returns whether the sum and the digest of a block are known; if so, sets both. Called only
-     * for a block of which all bytes are there. */
+     * for a block whose bytes are all available. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
      * If `sum` is NULL, returns whether the block was found good recently. A part of the block can

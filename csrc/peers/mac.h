@@ -20,8 +20,9 @@ struct monarch_mac;
 struct monarch_mac *monarch_mac_new(const unsigned char *key);
 void monarch_mac_free(struct monarch_mac *m); /* m may be NULL */
 
-/* Compute the MAC of all bytes that are added between `begin` and `end`. Use each number only once
- * with a key: two MACs with the same number and key reveal the key to anybody who sees both. */
+/* These functions compute the MAC of all bytes that are added between `begin` and `end`. Use each
+ * number only once with a key: two MACs with the same number and key reveal the key to anybody who
+ * sees both. */
 void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */

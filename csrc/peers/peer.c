@@ -1,6 +1,6 @@
 /* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
  * links that break. Python makes the connections, and decides whether requests to the peer are
- * suppressed for a while (monarch_py/peers/peer.py). For nothing else is Python called, so a fetch
+ * suppressed for a while (monarch_py/peers/peer.py). Python is called for nothing else, so a fetch
  * over a working link never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "peers/connection.h"
 
-/* The most idle links that are kept. It suffices to have a link for each thread that fetches at the
- * same time. */
+/* Maximum number of idle links that are kept. One link for each thread that fetches at the same
+ * time is enough. */
 #define IDLE_LINKS 16
 /* Answers of at least this size are large [bytes]. */
 #define LARGE_BYTES (1024 * 1024)
@@ -24,10 +24,10 @@
  * Two of the server's threads can stay with these links (can_stay in server.c), and its other
  * threads serve all other connections. */
 #define IN_LINE 2
-/* A thread that waits for a slot goes on without one when no large answer has come for this long
- * [ns], because the threads that have the slots may be waiting for the peer's source. It goes on
- * after twice this time in any case. SLOT_NS and the time limit for an answer's first byte add up
- * to less than 2 s, the longest that a reader should wait before it reads the source itself. */
+/* A thread that waits for a slot continues without a slot if no large answer has come for this long
+ * [ns]: the threads that have the slots may be waiting for the peer's source. After twice this
+ * time, the thread continues in any case. SLOT_NS and the time limit for an answer's first byte add
+ * up to less than 2 s, the longest that a reader should wait before it reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
@@ -222,8 +222,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
- * the end of that answer, which has a time limit. Returns whether the caller then has the link. It
- * has none if there was no such link, or if the earlier answer has broken the link. */
+ * the end of that answer, which has a time limit. Returns whether the caller then has the link. The
+ * result is 0 if there was no such link, or if the earlier answer has broken the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -252,8 +252,8 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Returns the status that says why a link broke: that of the failed answer if it is more specific
- * than CUT, else CUT. */
+/* Returns the status that says why a link broke: the status of the failed answer if that status is
+ * more specific than CUT, otherwise CUT. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||

@@ -19,14 +19,14 @@ struct monarch_peer_keys {
 /* --- the server: server.c, connection.c ------------------------------------------------------- */
 
 struct monarch_peer_bounds {
-    uint32_t threads, connections; /* the most threads, and the most connections */
-    /* a connection without a request for this long is closed */
+    uint32_t threads, connections; /* maximum number of threads, and of connections */
+    /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
     /* a connection is closed if a request is not complete this long after its first byte, or if the
      * peer takes no byte of an answer for this long */
     uint32_t stall_ms;
-    /* an answer that has waited this long for bytes that are not there yet ends with COMING or
-     * TIMEOUT */
+    /* if an answer has waited this long for bytes that are not available yet, it ends with COMING
+     * or TIMEOUT */
     uint32_t wait_ms;
     uint32_t unused;
 };
@@ -51,10 +51,10 @@ int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
 /* --- the client: client.c --------------------------------------------------------------------- */
 
-/* Most bytes that are read from a socket or a file at a time [bytes]. */
+/* Maximum amount of data that is read from a socket or a file at a time [bytes]. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size [bytes] is sent together with its frames in one call, and is
- * received in one call, because copying its bytes costs less than further calls. */
+/* An answer of at most this size [bytes] is sent together with its frames in one call, and is also
+ * received in one call: copying the bytes costs less than further calls. */
 #define MONARCH_PEER_SMALL 32768
 
 /* One range of a file: the request, the destination of the bytes, and the outcome. */
@@ -69,7 +69,7 @@ struct monarch_peer_get {
     uint32_t is_awaited; /* a reader waits for exactly these bytes */
     uint32_t is_doubted; /* the block arrived wrong before, so the peer should check its copy */
     uint32_t status;     /* outcome: enum monarch_peer_status */
-    /* number of bytes received, from the range's beginning on, whose sum was right */
+    /* number of bytes, from the range's beginning on, that were received with a right sum */
     uint64_t received;
     int32_t error;     /* errno if the status is NO_ROOM */
     uint32_t is_owner; /* this node takes the peer for the file's owner */
@@ -91,17 +91,17 @@ struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_pee
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
 /* Fetches all ranges, and returns once each has its status. Requests are sent without waiting for
- * earlier answers. Returns 0. Returns -1 if the link cannot be used any more; ranges without an
- * answer then have the status CUT. Only one thread at a time may call it for a link. buffer:
+ * earlier answers. Returns 0, or -1 if the link cannot be used any more; ranges without an answer
+ * then have the status CUT. Only one thread at a time may call this function for a link. buffer:
  * MONARCH_PEER_CHUNK bytes, for ranges that go into files; NULL: the function allocates one. A link
  * has no buffer of its own, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
 /* These two calls together fetch one range. The range can be requested while the answer to the
- * previous request is still arriving. At a time, one thread may be in monarch_peer_request, and one
- * in monarch_peer_take. Answers must be taken in the order of the requests. monarch_peer_request
- * does not wait; it returns 0, or -1 if the request was not sent. monarch_peer_take returns what
- * monarch_peer_fetch returns. */
+ * previous request is still arriving. One thread may be in monarch_peer_request while another
+ * thread is in monarch_peer_take; neither function may be called by two threads at a time. Answers
+ * must be taken in the order of the requests. monarch_peer_request does not wait; it returns 0, or
+ * -1 if the request was not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,

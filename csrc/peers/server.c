@@ -1,6 +1,7 @@
 /* The threads of the peer server. Each connection is a small state machine. One thread at a time
- * works on a connection. It does so when the connection's socket is ready, when the bytes that the
- * connection waits for may be there, or when the connection's deadline has passed. */
+ * works on a connection. A thread works on a connection when the connection's socket is ready, when
+ * the bytes that the connection waits for may be there, or when the connection's deadline has
+ * passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -100,7 +101,7 @@ static void end_to_wait(server *s, connection *c) {
 }
 
 /* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
- * because the bytes that the connection waits for may have come after the thread last looked for
+ * because the bytes that the connection waits for may have come after the thread last checked for
  * them. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {

@@ -9,12 +9,13 @@
  * The MAC's key is that of this connection and direction, and the MAC's number is the number of the
  * request or frame, counted from 0. So if an attacker on the network changes, repeats, reorders or
  * drops a request or a frame, or reflects it to its sender, the receiver notices. A SUM comes at
- * the end of every block and at the end of the range. It has the XXH3-64 of the bytes since the
- * last SUM. For a whole block, this is the sum that the block's fill recorded; for a part of a
- * block, it is computed when the part is sent. The seal of a SUM also covers a keyed digest of the
- * same bytes (struct monarch_digest). The digest is never sent: the receiver computes its own. An
- * END may come in place of any frame; the receiver discards bytes that no SUM has followed.
- * Requests may be sent without waiting for answers, which come in the order of the requests.
+ * the end of every block and at the end of the range. The value of a SUM is the XXH3-64 of the
+ * bytes since the last SUM. For a whole block, this is the sum that the block's fill recorded; for
+ * a part of a block, it is computed when the part is sent. The seal of a SUM also covers a keyed
+ * digest of the same bytes (struct monarch_digest). The digest is never sent: the receiver computes
+ * its own. An END may come in place of any frame; the receiver discards bytes that no SUM has
+ * followed. Requests may be sent without waiting for answers, which come in the order of the
+ * requests.
  *
  * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
 #pragma once

@@ -1,4 +1,5 @@
-/* Finds entries of the catalog: by path, or the files of a directory that have no copy. */
+/* Finds entries of the catalog: the entries with given paths, or the entries of those files of a
+ * directory that have no copy. */
 #include <string.h>
 
 #include "native.h"

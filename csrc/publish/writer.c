@@ -83,9 +83,9 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges `e`, an entry that is added again, into the existing entry `mine`. The scan adds files
- * again that a client has reported before. It also adds each directory twice, in either order: once
- * as a name of its parent directory, and once with the number of names in it. */
+/* Merges `e`, an entry that is added again, into the existing entry `mine`. The scan adds a second
+ * time the files that a client has reported before. It also adds each directory twice, in either
+ * order: once as a name of its parent directory, and once with the number of names in it. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
@@ -154,7 +154,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The fields by which readers find the entry stay as they are, and so do its word and its
+    /* The fields by which readers find the entry stay as they are, and so do the entry's word and
      * place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);

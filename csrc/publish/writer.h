@@ -35,8 +35,8 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* The most slots of an index that may be used: two thirds. With at most so many, a probe mostly
- * ends within one cache line. */
+/* Maximum number of used slots of an index: two thirds of its slots. With at most so many used
+ * slots, a probe mostly ends within one cache line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {
@@ -51,8 +51,8 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* If nodes share files, stores from where this node fills the file: MONARCH_OWN from the source,
- * MONARCH_OF_OTHERS from another node. 0: this is unknown, or the file is not kept here and no node
- * is asked for it. */
+/* If nodes share files, stores the origin from which this node fills the file: MONARCH_OWN for the
+ * source, MONARCH_OF_OTHERS for another node. 0: the origin is unknown, or this node does not keep
+ * the file and asks no other node for it. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

@@ -1,4 +1,4 @@
-/* Compares the files and directories that a command names with the source. Several threads query
+/* Compares with the source the files and directories that a command names. Several threads query
  * the source, as in a scan. */
 #include <errno.h>
 #include <pthread.h>

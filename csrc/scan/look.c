@@ -1,5 +1,5 @@
-/* Reads attributes at a source, in the form in which the catalog keeps them: those of one file, and
- * those of the source's file system. */
+/* Reads the attributes of a file, or of a source's file system, at the source. Stores the
+ * attributes in the form in which the catalog keeps them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Notices changes at the source, from time to time: compares directories of the catalog and their
- * files with the source, and marks what has changed. */
+/* Detects changes at the source: from time to time, compares the catalog's directories and their
+ * files with the source, and marks those that have changed. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
@@ -63,7 +63,7 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
 }
 
 /* Compares the files of a changed directory with the source, and marks the files that differ.
- * Returns how many names of the directory the catalog has. */
+ * Returns the number of the directory's names that the catalog has. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,
@@ -126,7 +126,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         /* The times are stored before the names are compared, so that the next call sees a change
          * that happens during the comparison. While the catalog has no listings, the old times
          * stay. So each call takes the directory for changed, and compares its files again. This is
-         * needed because the scan may still add names that it looked at before the change. */
+         * needed because the scan may still add names whose attributes it read before the
+         * change. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

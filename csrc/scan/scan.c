@@ -10,13 +10,13 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread that hardly ever sleeps while it looks at names lowers its priority until it ends. Its
- * source is local, so it would keep a processor busy that the job may need. A thread that often
- * sleeps waits for a remote source. It keeps its priority, so that files are found and filled
- * before the job needs them. */
-/* A thread is judged once it has looked at this many names. */
+/* A thread that hardly ever sleeps while it examines names lowers its own priority until it ends.
+ * Its source is local, so the thread would keep busy a processor that the job may need. A thread
+ * that often sleeps is waiting for a remote source. Such a thread keeps its priority, so that files
+ * are found and filled before the job needs them. */
+/* The decision about a thread is made once the thread has examined this many names. */
 #define LOOKS 64
-/* A thread hardly ever sleeps if it sleeps at most once in this many looks. */
+/* A thread counts as hardly ever sleeping if it sleeps at most once per this many names. */
 #define LOOKS_EACH_SLEEP 8
 
 static int stands_back(const struct rusage *begin) {
@@ -51,7 +51,7 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Subtracts the `missing` threads that could not be started from the scan's counts. Wakes the
+/* Subtracts from the scan's counts the `missing` threads that could not be started. Wakes the
  * running threads, because they may be waiting for work that the missing threads would have
  * found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
@@ -91,7 +91,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = st.st_dev;
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    s->busy = s->threads = threads; /* each thread counts as busy until it first asks for work */
+    s->busy = s->threads = threads; /* each thread counts as busy until it first requests a task */
     return s;
 }
 
@@ -129,7 +129,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns) {
-    /* under the lock, because threads that look at names read these fields */
+    /* under the lock, because the scan's threads read these fields */
     pthread_mutex_lock(&s->lock);
     s->writer = w;
     s->clients = clients;

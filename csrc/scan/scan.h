@@ -14,11 +14,12 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* The most portions that are queued for each of the other threads. Once so many are queued, the
- * thread that lists the directory looks at the next names itself. */
+/* Maximum number of portions that are queued for each of the other threads. Once so many are
+ * queued, the thread that lists the directory examines the next names itself. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list, or a portion of a directory's names to look at. */
+/* A directory to list, or a portion of a directory's names to examine. To examine a name is to read
+ * the attributes of its file and to report the file's entry. */
 struct task {
     struct task *next;
     /* is_first: the scan begins with this directory, so its entry was not reported with its parent
@@ -26,7 +27,7 @@ struct task {
     int is_first, is_wanted;
     int is_settled; /* the directory has not changed since the scan's `since_ns` */
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
-    uint32_t place; /* the portion's first name: its position in the directory */
+    uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* First the directory's path with its NUL; it is relative to the source's root, and "" for the
      * root itself. Then, for each name of a portion, the inode number and the name with its NUL. */
@@ -67,10 +68,11 @@ struct monarch_scan {
     uint64_t up_ino; /* atomic: the inode that the root's listing gives to ".."; 0 if unknown */
     struct monarch_pace pace;
     int is_all_wanted;
-    /* How many names may still be looked at: [1] in wanted directories, [0] in others
+    /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* writer of the catalog whose files the scan skips; NULL: it skips none */
+    /* the scan skips files that this writer's catalog has with the same inode number; NULL: it
+     * skips none */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time at which the catalog had no files yet [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
@@ -81,10 +83,10 @@ struct monarch_scan {
 
 /* --- batch.c: the entries that were found ----------------------------------------------------- */
 
-/* Counts a directory or file that could not be looked at. Takes the lock. */
+/* Counts a directory or file that could not be read. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
-/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. *batch
- * is NULL at first. */
+/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. Before
+ * the first call, *batch is NULL. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target);
 /* Hands the thread's batch to Python (monarch_scan_take). Afterwards, *batch is an empty batch or
@@ -104,11 +106,11 @@ void monarch_add_task(struct monarch_scan *s, struct task *t);
 /* Waits for the next task that may begin, and returns it. Returns NULL once the scan has ended. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
 /* Returns whether PORTIONS_AHEAD portions are queued for each of the other threads. If so, the
- * listing thread must look at the names of `t` itself. Takes the lock. */
+ * listing thread must examine the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
-/* monarch_may_look returns whether the names of a portion may be looked at now
- * (monarch_scan_allow). monarch_count_looks subtracts the number of names of a task from the
- * allowance of that task's directory. The caller holds the lock. */
+/* monarch_may_look returns whether the names of a portion may be examined now (monarch_scan_allow).
+ * monarch_count_looks subtracts the number of names of a task from the allowance of that task's
+ * directory. The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */
@@ -125,5 +127,5 @@ void monarch_wake_scan(struct monarch_scan *s);
 
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
 void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch, struct task *t);
-/* Returns how many names this thread has looked at. */
+/* Returns how many names this thread has examined. */
 uint64_t monarch_looks(void);

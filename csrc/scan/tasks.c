@@ -1,5 +1,5 @@
-/* The tasks of a scan: directories to list, and portions of their names to look at. Decides which
- * task comes first, and how many names may be looked at now. */
+/* The tasks of a scan: directories to list, and portions of their names to examine. Decides which
+ * task comes first, and how many names may be examined now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +57,8 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* Returns a pointer to the number of names that may still be looked at, in wanted directories if
- * is_wanted is set, else in all other directories. The caller holds the lock. */
+/* Returns a pointer to the number of names that may still be examined: in wanted directories if
+ * is_wanted is set, otherwise in all other directories. The caller holds the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }
@@ -123,8 +123,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Hands over the thread's batch before the thread waits for work. If it did not, and another thread
- * hung in a directory, the entries in the batch would wait too. */
+/* Hands over the thread's batch before the thread waits for work. Otherwise, if another thread hung
+ * in a directory, the entries in this batch would not reach Python meanwhile. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -210,8 +210,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* wanted == 0 keeps the allowance for wanted directories, except that an allowance of all names
-     * ends. */
+    /* If `wanted` is 0, the allowance for wanted directories stays as it is, unless it is
+     * ALL_NAMES: it then becomes 0. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

@@ -1,4 +1,4 @@
-/* Lists directories, and looks at the files in them. */
+/* Lists directories, and reads the attributes of the files in them. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* A thread may begin a listing in the middle of another one. This is the most listings that one
- * thread nests. */
+/* A thread may begin to list a directory while it lists another directory. This is the maximum
+ * number of listings that one thread nests. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -24,14 +24,15 @@ static int is_on_source(struct monarch_scan *s, const char *path) {
     return fstatat(s->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_dev == s->dev;
 }
 
-static _Thread_local uint64_t looks; /* how many names this thread has looked at */
+static _Thread_local uint64_t looks; /* how many names this thread has examined */
 
 uint64_t monarch_looks(void) { return looks; }
 
 /* Looks the file up in the catalog, which already has the file if, for example, a program has
- * handed over its descriptor. ino: the inode number that the directory has for this name now.
- * Returns whether the catalog has an entry with this inode number. *e then gets the entry, and the
- * scan need not read the file's attributes: it reports only the file's place in the directory. */
+ * handed over a descriptor of the file. ino: the inode number that the directory has for this name
+ * now. Returns whether the catalog has an entry with this inode number. *e then gets the entry, and
+ * the scan need not read the file's attributes: it reports only the file's place in the
+ * directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -77,10 +78,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Reports a directory again once all its names are read, with the number of names and the
- * directory's current attributes. If these attributes differ from those that were read before the
- * names, the directory has changed meanwhile. The names that were read may then be neither the old
- * names nor the new ones, so the catalog drops their number. Only a scan of the whole source
+/* Once all names of a directory are read, reports the directory again, with the number of names and
+ * the directory's current attributes. If these attributes differ from those that were read before
+ * the names, the directory has changed meanwhile. The names that were read may then be neither the
+ * old names nor the new ones, so the catalog drops their number. Only a scan of the whole source
  * reports directories again, because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
@@ -116,9 +117,9 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Looks at names that this thread has listed and kept for itself. While no names may be looked at,
+/* Examines names that this thread has listed and kept for itself. While no names may be examined,
  * the thread lists wanted directories instead of waiting. All other threads may be waiting here
- * too, and then no other thread would list them. */
+ * too, and then no other thread would list these directories. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -247,8 +248,8 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* A directory that changed less than this [ns] before `since_ns` is not taken for settled, because
- * a server's timestamps may be coarse and its clock may be wrong. */
+/* A directory that changed less than this [ns] before `since_ns` does not count as settled, because
+ * a server's timestamps may be coarse, and the server's clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

@@ -12,15 +12,15 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* The most demand slots that requests of peers can use. All other slots are only for this node's
- * readers. */
+/* Maximum number of demand slots that requests of peers can use. Only this node's readers can use
+ * the other slots. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
  * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, the
  * longest that a reader on the peer's node should wait before it reads the source itself. */
 #define STUCK_NS 1000000000ULL
-/* The most times that is_meant reads a file's attributes. It reads them again if they changed
- * during the read. */
+/* Maximum number of times that is_meant reads an entry's attributes. It repeats the read if the
+ * daemon changed the attributes meanwhile. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -115,10 +115,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file that a peer requests from it as from the file's owner. Notes
- * the file, so that the daemon learns of it. Returns whether this node now keeps the file. It does
- * not if it has passed the file on to another node, or if too many noted files wait for the
- * daemon. */
+/* Makes this node the keeper of a file that a peer requests because the peer takes this node for
+ * the file's owner. Notes the file, so that the daemon learns of it. Returns whether this node now
+ * keeps the file. The result is 0 if this node has passed the file on to another node, or if too
+ * many noted files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -240,8 +240,8 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
 }
 
 /* Implements `available` of struct monarch_peer_files. Holds back the last block until the fill has
- * found the file unchanged at the source. Only then is it certain that all bytes are of one version
- * of the file. The peer cannot check this itself. */
+ * found the file unchanged at the source. Until then, it is uncertain whether all bytes belong to
+ * one version of the file. The peer cannot check this itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -252,8 +252,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
-    /* unit_bytes is 0 if the file has more units than the bitmap has bits. Its copy is then sent
-     * only once it is complete. */
+    /* unit_bytes is 0 if the file has more units than the bitmap has bits. The file's copy is then
+     * sent only once the copy is complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
             break;
@@ -273,9 +273,9 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether a peer whose request ends without bytes should ask again. It should while it is
- * unknown which files this node keeps. Afterwards, it should only if a source has returned data
- * lately. */
+/* Returns whether a peer whose request ends without bytes should repeat the request. While it is
+ * unknown which files this node keeps, the result is 1. Afterwards, the result is 1 only if a
+ * source has returned data recently. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -13,7 +13,7 @@ struct checked {
     uint64_t word, block, at_ns;
 };
 
-/* A copy that was found rotten, and of which the daemon does not know yet. */
+/* A copy that was found rotten. The daemon does not know of it yet. */
 struct rotten {
     uint64_t id, word;
 };
@@ -34,7 +34,7 @@ struct monarch_holdings {
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    /* entries of the files that this node has begun to keep, and of which the daemon does not know
+    /* entries of files that this node has begun to keep; the daemon does not know of these files
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;

@@ -9,9 +9,9 @@
  * node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
-/* MONARCH_ROTTEN: the most rotten copies that are remembered for monarch_holdings_rotten.
- * MONARCH_MOVED: the most files that are remembered for monarch_holdings_moved. Further copies and
- * files are not remembered, but they will be found again. */
+/* MONARCH_ROTTEN: maximum number of rotten copies that are remembered for monarch_holdings_rotten.
+ * MONARCH_MOVED: maximum number of files that are remembered for monarch_holdings_moved. Further
+ * copies and files are not remembered, but they will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
 /* Which node keeps a file, as seen from this node. This decides how a request is answered if this
@@ -44,15 +44,15 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to give to peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of these files which node keeps it (enum monarch_home_here). If a peer requests a
- * file that this node does not keep, but takes this node for the file's owner, this node fills and
- * keeps the file from then on, and monarch_holdings_moved reports the file. */
+/* Sets for each of these files which node keeps it (enum monarch_home_here). A peer may request a
+ * file that this node does not keep, because the peer takes this node for the file's owner. This
+ * node then begins to keep the file and fills it, and monarch_holdings_moved reports the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Finds the files that this node has begun to keep since the last call. It does so if a peer takes
- * it for the file's owner, for example because the nodes that should have kept the file had no room
- * for it. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
- * many files there are. */
+/* Finds the files that this node has begun to keep since the last call. This node begins to keep a
+ * file if a peer takes this node for the file's owner, for example because the nodes that should
+ * have kept the file had no room for it. `ids` gets the numbers of the files' entries; it has room
+ * for MONARCH_MOVED. Returns how many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which requests for files without a copy on this node wait until it is known which files this node
  * keeps. At first all such requests wait. A request that does not wait is answered with

@@ -63,7 +63,8 @@ int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *
 static int is_path_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                       unsigned source, const char *path, size_t len, uint64_t hash) {
     return e->hash == hash && e->source == source && e->path_len == len &&
-           e->path < c->pool_bytes && len < c->pool_bytes - e->path /* else damaged */ &&
+           /* unless the entry is damaged, its path lies in the pool */
+           e->path < c->pool_bytes && len < c->pool_bytes - e->path &&
            same_bytes(monarch_pool(c, e->path), path, len);
 }
 
@@ -138,7 +139,7 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
             continue;
         const struct monarch_entry *e = &entries[id];
         /* A slot stays when its copy is removed. The file may have no copy now, or a new copy with
-         * another inode. So the entry's inode and tier are compared too. */
+         * another inode. So the inode and the tier of the entry's current copy are compared too. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -190,8 +191,9 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* Sets the two bits of the file, and then the coarse bit. Readers read the coarse bit first: if it
- * is unset, the mark was not complete yet. */
+/* Sets the two bits of the file first and the coarse bit last, because readers read the coarse bit
+ * first. If a reader finds the coarse bit unset, the file is either unmarked or still being
+ * marked. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     uint64_t bit = monarch_filter_bit(dev, ino), second = monarch_filter_second(dev, ino);
     uint64_t coarse = bit / MONARCH_FILTER_COARSE;

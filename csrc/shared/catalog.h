@@ -4,7 +4,7 @@
  * A session's directory (DIR = <shm>/monarch-<uid>/<key>) holds four kinds of segment:
  *
  *   DIR/control     written by the daemon: its state, its sources and its tiers
- *   DIR/catalog.N   written by the daemon: every known file; N grows with each larger catalog
+ *   DIR/catalog.N   written by the daemon: every known file; a larger catalog gets a larger N
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  *
@@ -69,14 +69,14 @@
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
 #define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
-/* Maximum number of readers that can wait for units at the same time. Any further reader reads from
- * the source. */
+/* Number of slots for demands. A reader that finds no free slot for its demand reads from the
+ * source. */
 #define MONARCH_DEMANDS 256
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
-/* OTHER: a socket, a pipe, a device or a mount point. The catalog lists its name; the source
- * answers everything else about it. */
+/* OTHER: a socket, a pipe, a device or a mount point. The catalog only lists its name; the source
+ * answers all calls for its attributes. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
 /* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four are in a single word, so
@@ -115,7 +115,7 @@ struct monarch_filesystem {
     int32_t fsid[2];
     /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
      * the file system supports, and the mask of the fields that are filled in. The mask is
-     * statx_mask[1] for calls that ask for the birth time, and statx_mask[0] for all other
+     * statx_mask[1] for calls that request the birth time, and statx_mask[0] for all other
      * calls. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
@@ -143,7 +143,7 @@ struct monarch_control {
     uint32_t version;
     uint32_t state; /* enum monarch_session_state */
     uint32_t pid;
-    uint32_t off; /* 1: Monarch is switched off: an administrator's switch file exists */
+    uint32_t off; /* 1: Monarch is switched off, because an administrator's switch file exists */
     uint64_t heartbeat;
     uint64_t generation; /* generation of the current catalog; 0: there is none yet */
     uint32_t scanned;    /* 1: every source has been scanned once */
@@ -160,17 +160,17 @@ struct monarch_control {
      * programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
-     * Each open of a copy then first checks at the source that the file is still the one that was
-     * copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
+     * and each open of a copy first checks at the source that the file is still the version that
+     * was copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
     /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
-     * in less time than it would wait for the copy. This is so if the source is a local disk, or if
-     * its files are in the page cache. */
+     * in less time than it would wait for the copy. This is the case if the source is a local disk,
+     * or if its files are in the page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
      * whether the source is fast. */
@@ -180,13 +180,13 @@ struct monarch_control {
      * the source again. So programs do not hand such files over. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
-    /* Atomic. 1: a scan is under way that meets all files, and files are filled whether or not
-     * clients tell the daemon that programs have opened them. */
+    /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
+     * no client has reported that a program opened them. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
-    /* How long [ns] the catalog may answer calls for attributes after a comparison of the
-     * directories with the source has begun. */
+    /* How long the catalog may answer calls for attributes [ns]. The time counts from the beginning
+     * of the last comparison of the directories with the source. */
     uint64_t revalidate_ns;
     /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
     uint64_t compared_ns;
@@ -228,7 +228,7 @@ struct monarch_entry {
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
     uint64_t blocks;                      /* in units of 512 bytes */
     uint32_t mode, uid, gid, nlink;
-    uint32_t place;   /* position in the source's listing of its directory */
+    uint32_t place;   /* position of the name in its directory's listing at the source */
     uint32_t version; /* atomic: odd while the attributes are being replaced */
 };
 
@@ -241,15 +241,16 @@ struct monarch_catalog {
     uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    /* used slots of the two indexes by inode and by copy; a slot is never freed */
+    /* numbers of used slots of the index by inode and of the index by copy; a slot is never
+     * freed */
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
     /* a bit per tier; set if the copies that this daemon makes in the tier are stamped, and older
      * copies in the tier are not */
     uint64_t evicting;
-    /* salt of the stamps; each daemon has another salt, because a file's entry may have another
-     * number in each daemon's catalog */
+    /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
+     * numbers in the catalogs of two daemons */
     uint64_t salt;
 };
 
@@ -278,7 +279,8 @@ struct monarch_fill {
 
 struct monarch_fills {
     uint64_t magic;
-    /* atomic: number of units filled so far; readers see by it that the daemon makes progress */
+    /* atomic: number of units filled so far; its growth shows readers that the daemon makes
+     * progress */
     uint64_t units;
     uint64_t source_ns; /* atomic: when a source last returned data [ns of CLOCK_MONOTONIC] */
     /* atomic: word of the FILLING entry that uses this slot; 0: the slot is free */
@@ -289,20 +291,20 @@ struct monarch_fills {
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
     uint64_t bytes_from_tier, bytes_from_source; /* sums of the sizes of these files */
-    uint64_t waits, wait_ns; /* reads that waited for a fill; the sum of their waits */
+    uint64_t waits, wait_ns; /* reads that waited for a fill; the total time of these waits */
     uint64_t fallbacks;      /* waits after which the reader gave up, and read from the source */
     uint64_t promotions;     /* descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
     uint64_t metadata_hits;       /* calls for names and attributes that the catalog answered */
     /* Bytes that programs read at the sources (monarch_count_source). */
     uint64_t source_bytes_read_by_programs;
-    uint64_t source_opens, source_open_ns; /* opens at the sources; the sum of their times */
+    uint64_t source_opens, source_open_ns; /* opens at the sources; their total time */
     uint64_t unused[3];                    /* pads to two cache lines */
 };
 
 /* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
- * never delays a read of the source. If they shared threads, two nodes that fill files from each
- * other could wait for each other. */
+ * never delays a read of the source. If both origins shared the same threads, two nodes that fill
+ * files from each other could deadlock. */
 enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
 
 /* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
@@ -321,8 +323,8 @@ struct monarch_rank {
     uint64_t unused[6]; /* pads to a cache line */
 };
 
-/* A two-level bitmap: a bit per file, and a summary bit per word of 64 files. The daemon finds the
- * few set bits among 16 Mi without reading all words. */
+/* A two-level bitmap: a bit per file, and a summary bit per word of 64 files. With the summary, the
+ * daemon finds the few set bits among 16 Mi bits without reading every word. */
 struct monarch_bits {
     uint64_t summary[MONARCH_MAX_FILES / 64 / 64]; /* atomic */
     uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
@@ -338,10 +340,10 @@ struct monarch_change {
  * on, any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
-/* The datagram with which a program hands over the descriptor of a file that it has read. It is
- * sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams for each
- * socket. The datagram is only a hint, and may be lost. If the file has an entry, the datagram ends
- * before the field `source`. Otherwise it ends with the path's NUL. */
+/* The datagram with which a program hands over the descriptor of a file that it has read. The
+ * datagram is sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams
+ * for each socket. The datagram is only a hint, and may be lost. If the file has an entry, the
+ * datagram ends before the field `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id;      /* number of the file's entry, or monarch_unmet */
@@ -371,11 +373,11 @@ struct monarch_clients {
      * changed since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
      * the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
-    /* Units that readers wait for. The upper half of a demand holds entry + 1 and the reader's
-     * rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers a demand
-     * by setting it to 0. A demand is only a hint: readers learn from the bitmaps of `fills` which
-     * units can be read. The daemon never waits for a client, because the client may have been
-     * killed. */
+    /* Units that readers wait for. The upper half of a demand holds the entry's number + 1 and the
+     * reader's rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers
+     * a demand by setting it to 0. A demand is only a hint: readers learn from the bitmaps of
+     * `fills` which units can be read. The daemon never waits for a client, because the client may
+     * have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
      * file at the source, and the daemon does not fill the file ahead. */
@@ -482,8 +484,8 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
 
 /* Makes the value of a claim: (number of the entry + 1) << 32 | flags (bit 31: a descriptor was
  * handed over; bit 30: the daemon must close that descriptor now) | time in ticks of about 1 ms.
- * Every claim expires after a second, so a killed program leaves none behind. If a descriptor was
- * handed over, the claim also ends when the daemon closes that descriptor. */
+ * Every claim expires after a second, so the claim of a killed program ends soon. If a descriptor
+ * was handed over, the claim also ends when the daemon closes that descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
@@ -543,16 +545,16 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 
 /* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
  * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, an open of a file can begin to open the copy before the entry is in the cache.
- * The value may be out of date, so the caller checks the entry before it uses the copy. */
+ * With this value, an open can begin to open the copy before the entry is in the cache. The value
+ * may be out of date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
  * bits match, the look-up compares the inode in the entry. In the index by copy, a slot has 32 bits
- * of the hash, because there monarch_find_dropped cannot compare the inode: the entry may have
- * another copy by then. */
+ * of the hash, because monarch_find_dropped cannot compare the inode: when it searches for a
+ * removed copy, the entry may already have another copy. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -650,6 +652,6 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but looks only at the filter, not at `told`. Only the daemon can do
- * without `told`, because the daemon itself marks the changes that `told` announces. */
+/* Like monarch_is_changed, but checks only the filter, not `told`. Only the daemon can do without
+ * `told`, because the daemon itself marks the changes that `told` announces. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

@@ -1,6 +1,6 @@
-/* Makes claims, looks at them and ends them. A claim says that a program is reading a file at the
- * source, and will hand over its descriptor for the fill. While the claim lasts, the daemon does
- * not fill the file ahead, and delays a fill that policy has ordered. */
+/* Makes, checks and ends claims. A claim says that a program is reading a file at the source, and
+ * will hand over the file's descriptor for the fill. While the claim lasts, the daemon does not
+ * fill the file ahead, and delays a fill that policy has ordered. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -13,9 +13,9 @@ void monarch_claim_file(struct monarch_clients *m, uint64_t id);
  * daemon has not closed it yet. Until the daemon has closed it, the claim must keep its slot,
  * because another thread may wait for the claim's end. */
 int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns);
-/* Makes the claim for a descriptor that is about to be sent, and returns it. Returns 0 if the slot
- * already has a claim whose descriptor is on its way (monarch_is_on_its_way): a claim of this file,
- * or of another file that shares the slot. */
+/* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
+ * the slot already has a claim whose descriptor is on its way (monarch_is_on_its_way): a claim of
+ * this file, or of another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
 /* Ends the claim `claim` of the file. The claim ends even if another thread has added
  * MONARCH_CLAIM_RECALLED to it meanwhile. */
@@ -33,6 +33,6 @@ int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
 /* Returns whether the daemon must now close a descriptor that was handed over. There are three
- * reasons: the program waits for the close, the descriptor's claim has expired, or another claim
- * has replaced it. */
+ * reasons: the program waits for the close; the claim of the descriptor has expired; or another
+ * claim has replaced this claim. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);

@@ -43,9 +43,9 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a waker's `who` has a common bit with this `who`, or until `until_ns` [ns of
- * CLOCK_MONOTONIC; 0: no limit]. `seen` is the value of `rings` that the caller has read. If the
- * bell was rung since then, does not sleep. Returns 0 on timeout, otherwise 1. */
+/* Sleeps until a waker whose `who` has a common bit with this `who` wakes the thread, or until
+ * `until_ns` [ns of CLOCK_MONOTONIC; 0: no limit]. `seen` is the value of `rings` that the caller
+ * has read. If the bell was rung since then, does not sleep. Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

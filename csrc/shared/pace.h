@@ -1,5 +1,5 @@
-/* Limits the rate of operations of several threads. The operations are spaced evenly: after a
- * pause, there is no burst. */
+/* Limits the rate at which several threads together begin operations. The operations are spaced
+ * evenly: after a pause, there is no burst. */
 #pragma once
 
 #include <errno.h>

@@ -5,8 +5,8 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* The most links that a walk follows: half of the kernel's limit. The kernel also counts the links
- * before the source's root, which this walk does not see. */
+/* Maximum number of links that a walk follows. It is half of the kernel's limit, because the kernel
+ * also counts the links before the source's root, which this walk does not see. */
 #define MAX_LINKS 20
 
 /* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Compares the
@@ -96,8 +96,8 @@ static int is_current(const struct walk *w, int64_t id) {
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Returns whether the path walked so far leads to a directory that is no link. Only then does a
- * following `..` lead to `text` without its last component. */
+/* Returns whether the last component of the path walked so far is a directory, and not a link. Only
+ * in this case, a following `..` leads to `text` without its last component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;

@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. If the process is still attached to it, returns `old`. If there
- * is no session that this process can use, returns NULL. Otherwise returns a new session, which no
- * other thread has seen yet. */
+/* Attaches to the current session. If the process is already attached to the current session,
+ * returns `old`. If there is no session that this process can use, returns NULL. Otherwise returns
+ * a new session, which no other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -107,7 +107,7 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor is of a copy, notes that the copy's session is still needed. */
+/* If the descriptor refers to a copy, notes that the copy's session is still needed. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -123,7 +123,7 @@ static void note_need(int fd, void *data) {
 }
 
 /* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
- * the replaced one, except sessions of which the process still has copies or listings open. If two
+ * the replaced one, except sessions whose copies or listings the process still has open. If two
  * threads call this function at once, one of them may visit a session that the other has already
  * removed from the list. That does no harm, because a session is never freed. */
 static void retire(struct session *newest) {
@@ -234,8 +234,8 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Whether the name `control` still leads to this session's segment. One check per tick of the
- * coarse clock is enough, because a new daemon takes longer than a tick to start. */
+/* Returns whether the name `control` still leads to this session's segment. One check per tick of
+ * the coarse clock is enough, because a new daemon takes longer than a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -267,8 +267,8 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Whether this process runs the command `monarch`, which starts and stops daemons itself. For a
- * process that runs a script, PR_GET_NAME returns the script's name. */
+/* Returns whether this process runs the command `monarch`, which starts and stops daemons itself.
+ * For a process that runs a script, PR_GET_NAME returns the script's name. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);

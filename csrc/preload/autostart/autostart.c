@@ -22,12 +22,12 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. After
- * an attempt at a time when no start is allowed, the pause lasts until a start is allowed, but at
- * most this long. */
+/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. If an
+ * attempt finds that no start is allowed now, the pause lasts until a start is allowed, but at most
+ * this long. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. This is the only
- * sign if the daemon runs in another pid namespace. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. If the daemon runs
+ * in another pid namespace, nothing else shows that it was killed. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -60,8 +60,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Whether the variable is one that jobs set for their own programs, for example LD_PRELOAD. The
- * daemon's Python must not get such variables. */
+/* Returns whether the variable is one that jobs set for their own programs, for example LD_PRELOAD.
+ * The daemon's Python must not get such variables. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -103,8 +103,8 @@ static const char *value_of(const char *name) {
 
 /* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Whether the file contains the word `autostart`. The library cannot read YAML, so it only searches
- * for the word. The starter reads the file and decides. */
+/* Returns whether the file contains the word `autostart`. The library cannot read YAML, so it only
+ * searches for the word. The starter reads the file and decides. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -174,13 +174,13 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Whether this process still has the user, group, root directory and namespaces that it had when
- * the library was loaded. If they have changed, a daemon started now would be as confined as this
- * process, and so of little use to other processes. Also returns 0 in two cases in which a start
- * would do harm. First, a process that adopts orphans (pid 1 or a subreaper) would get the daemon
- * as its child, and its own wait() would report the daemon. Second, after unshare(CLONE_NEWPID),
- * the intermediate process (launch.c) would be the first process of the new namespace, and its end
- * would kill all other processes of that namespace. */
+/* Returns whether this process still has the user, group, root directory and namespaces that it had
+ * when the library was loaded. If they have changed, a daemon started now would be as confined as
+ * this process, and so of little use to other processes. Also returns 0 in two cases in which a
+ * start would do harm. First, a process that adopts orphans (pid 1 or a subreaper) would get the
+ * daemon as its child, and its own wait() would report the daemon. Second, after
+ * unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first process of the new
+ * namespace, and its end would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -194,10 +194,10 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Whether a start is possible now. The start is postponed if a signal is blocked that was not
- * blocked at load, because the thread may then be in a handler of that signal. The start is also
- * postponed while no descriptor is free. Any other obstacle counts as permanent, and ends autostart
- * in this process. */
+/* Returns whether a start is possible now. If a signal is blocked that was not blocked at load, the
+ * start is postponed: the thread may be in a handler of that signal. The start is also postponed
+ * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
+ * process. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -210,7 +210,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Whether a daemon with another session than `s` serves. */
+/* Returns whether a daemon serves whose session is not `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
@@ -248,7 +248,8 @@ static void launch(struct plan *p) {
                 done ? "requested a start" : "could not request a start");
 }
 
-/* Returns 1 if the claim (claim.h) allows no start now, and then postpones the next attempt. */
+/* If the claim (claim.h) allows no start now, postpones the next attempt and returns 1. Otherwise
+ * returns 0. */
 static int is_taken(void) {
     uint64_t now = monarch_now_ns(), until = monarch_claim_taken_until();
     if (until)
@@ -294,7 +295,7 @@ static int begin_attempt(struct plan *p) {
 
 /* --- at an open ------------------------------------------------------------------------------ */
 
-/* Whether the path is in a directory of the system, where no dataset lies. */
+/* Returns whether the path is in a directory of the system, where no dataset lies. */
 static int is_the_systems(const char *path) {
     static const char *const prefixes[] = {"/usr/",    "/lib/", "/lib32/", "/lib64/",
                                            "/libx32/", "/bin/", "/sbin/",  "/etc/",
@@ -305,7 +306,7 @@ static int is_the_systems(const char *path) {
     return path[0] != '/'; /* a pipe or the like, which has no path */
 }
 
-/* Whether the file may belong to a dataset. */
+/* Returns whether the file may belong to a dataset. */
 static int may_be_of_source(struct plan *p, int fd, char *name) {
     char link[32];
     struct stat st;
@@ -318,8 +319,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether the user has stopped the daemon to which this process was attached (`monarch stop`). The
- * library does not start that daemon again. */
+/* Returns whether the user has stopped the daemon to which this process was attached (`monarch
+ * stop`). The library does not start that daemon again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -328,8 +329,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Whether the claim allows no start now, so that the caller need not examine the opened file.
- * Checks at most once per LONG_PAUSE_NS, and returns 0 in between. */
+/* Returns whether the claim allows no start now, so that the caller need not examine the opened
+ * file. Checks at most once per LONG_PAUSE_NS, and returns 0 in between. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -360,8 +361,8 @@ void monarch_autostart_opened_slow(int fd) {
  * new session counts as a change. seen_ns: time of the last change of seen_beat. */
 static uint64_t seen_beat, seen_ns;
 
-/* Whether the daemon's process has certainly ended. Returns 0 if the daemon is in another pid
- * namespace, because this process cannot see it there. */
+/* Returns whether the daemon's process has certainly ended. Returns 0 if the daemon is in another
+ * pid namespace, because this process cannot see it there. */
 static int is_gone(const struct session *s) {
     return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
@@ -413,8 +414,8 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-/* Whether `named`, the value of MONARCH_SOURCE, names a directory that is no source of the session.
- * The value is a list of directories with ':' between them. */
+/* Returns whether `named`, the value of MONARCH_SOURCE, names a directory that is no source of the
+ * session. The value is a list of directories with ':' between them. */
 static int lacks_source(const struct session *s, const char *named) {
     for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
         int has = 0;
@@ -430,10 +431,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Whether the starter is needed although there is a session. It is needed if the session's daemon
- * was killed, or if the daemon must learn of a new source. If there is a record for this process's
- * setting, the daemon knows the setting's sources: when a daemon starts, it removes the records of
- * all other settings. */
+/* Returns whether the starter is needed although there is a session. It is needed if the session's
+ * daemon was killed, or if the daemon must learn of a new source. If there is a record for this
+ * process's setting, the daemon knows the setting's sources: when a daemon starts, it removes the
+ * records of all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -1,5 +1,5 @@
 /* Starts the daemon when a program first opens a file of a dataset, if the configuration or
- * MONARCH_AUTOSTART=1 asks for that.
+ * MONARCH_AUTOSTART=1 requests that.
  *
  * The program's process only launches a starter (monarch_py/commands/autostart.py), which then
  * starts the daemon. The process does not wait until the daemon runs. */

@@ -1,6 +1,6 @@
-/* The claim is a lock on the session's file `starts`. A starter must have it, so only one starter
- * runs at a time. The file also stores the times of the last starts. If there were too many of
- * late, no further start is allowed. */
+/* The claim is a lock on the session's file `starts`. A starter must hold this lock, so only one
+ * starter runs at a time. The file also stores the times of the last starts. If too many starts
+ * were made recently, no further start is allowed. */
 #pragma once
 
 #include <stdint.h>

@@ -16,8 +16,8 @@ static char *cut(char *path) {
     return slash + 1;
 }
 
-/* Whether the file can be the interpreter. If the interpreter's path is too long for the first line
- * of a script, pip writes /bin/sh there, which is not the interpreter. */
+/* Returns whether the file can be the interpreter. If the interpreter's path is too long for the
+ * first line of a script, pip writes /bin/sh there, which is not the interpreter. */
 static int is_interpreter(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&
@@ -41,7 +41,7 @@ static int read_path(const char *file, const char *prefix, char *out) {
 
 /* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of
  * PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
- * environment was moved, no interpreter has that name any more, and PREFIX/bin/pythonX.Y is
+ * environment was moved, no interpreter has this path any more, and PREFIX/bin/pythonX.Y is
  * used. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];

@@ -34,11 +34,11 @@ typedef int (*work)(struct monarch_launch *l);
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
  * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
  * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
- * its value is right even if a process is killed at any moment. CLONE_VFORK would also wait until
- * the new process has left the memory, but without a time limit. The new process has no exit
- * signal, so wait() does not report it. The new process is untraced, so a tracer that follows
- * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
- * that libc caches in this process. */
+ * its value is right even if a process is killed at any moment. With CLONE_VFORK, this process
+ * would also wait until the new process no longer uses the memory, but without a time limit. The
+ * new process has no exit signal, so wait() does not report it. The new process is untraced, so a
+ * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
+ * would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -117,10 +117,10 @@ BESIDE static void unbind(void) {
 
 /* Gives this process a table of descriptors of its own. Until then, the process shares the
  * program's table, which must not change. close_range (since Linux 5.9) is tried first. It makes an
- * empty table. Before Linux 6.13, it copies at most the lowest 64 descriptors and closes the
- * copies. Few copies are better, because closing a copy flushes a file that the program is writing.
- * Older kernels have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then
- * stay open until the launched program closes them. */
+ * empty table. To do so, kernels before Linux 6.13 copy at most the lowest 64 descriptors and then
+ * close the copies. It is better to close few copies, because closing a copy flushes a file that
+ * the program is writing. Older kernels have only unshare, which copies all descriptors. Copies
+ * without FD_CLOEXEC then stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -172,8 +172,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once. Its child
- * is then an orphan, and the init process or a subreaper adopts it. */
+/* Makes the process that becomes the program. The intermediate process then ends at once. So the
+ * process that becomes the program is an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -189,7 +189,7 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Whether the intermediate process has ended and was reaped, so that it is no zombie. */
+/* Returns whether the intermediate process has ended and was reaped, so that it is no zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Size of the stacks of the two processes that run before the program does [bytes]. */
+/* Total size of the stacks of the two processes that run before the program [bytes]. */
 #define MONARCH_LAUNCH_STACK 20480
 
 /* A launch. The intermediate process and the process that becomes the program use this structure,
@@ -33,5 +33,5 @@ struct monarch_launch {
  * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
  * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
-/* Whether the launch has ended, so that `l` may be used again. */
+/* Returns whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

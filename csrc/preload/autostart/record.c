@@ -44,7 +44,7 @@ static int is_same_file(const char *fact) {
 }
 
 /* Compares a fact NAME=VALUE with the variable's present value. value_of needs the name alone, so
- * the '=' is replaced by a NUL during its call. */
+ * the '=' is replaced by a NUL during the call of value_of. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)

@@ -1,5 +1,5 @@
-/* Reads the session's records. A starter reads the configuration, and stores in a record what the
- * library needs of it. The library cannot read YAML itself. */
+/* Reads the session's records. A starter reads the configuration, and stores in a record the facts
+ * that the library needs, because the library cannot read YAML itself. */
 #pragma once
 
 #include <stdint.h>
@@ -28,5 +28,5 @@ struct monarch_setting {
 /* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
  * record's wish, which tells whether a daemon is to be started. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
-/* Whether `path`, which has no links and dots, is below a source of the record. */
+/* Returns whether `path`, which has no links and dots, is below a source of the record. */
 int monarch_record_has(const char *text, const char *path);

@@ -23,7 +23,8 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod. There, fchmodat is called instead, and returns the error. */
+/* glibc before 2.32 has no lchmod. With such a glibc, the library calls fchmodat, which sets
+ * errno. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))
@@ -117,7 +118,7 @@ PUBLIC int fremovexattr(int fd, const char *name) {
 }
 
 /* --- attributes by directory and path ------------------------------------------------------------
- * Without a path, futimesat changes the file of the descriptor itself. */
+ * If the path is NULL, futimesat changes the file of the descriptor itself. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
     if (!monarch_means_descriptor(path, flags))

@@ -73,9 +73,9 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Leaves a
- * backing descriptor (backing.h) alone if the descriptor that it belongs to is outside the
- * range. */
+/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Does not
+ * change a backing descriptor (backing.h) if the copy's descriptor to which it belongs is outside
+ * the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -172,7 +172,8 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    /* an integer is in the same register as a pointer would be, and is passed on unchanged */
+    /* an integer argument is in the same register as a pointer would be, and is passed on
+     * unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     struct monarch_pin pin;

@@ -14,14 +14,14 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The directories that the library lists itself are in `pool`. So the address of a DIR * shows
- * whether the DIR is the library's or libc's. */
+/* The library's own directory streams are in `pool`. So the address of a DIR shows whether it is
+ * the library's or libc's. */
 #define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
 
 struct directory {
     uint32_t used; /* atomic */
-    int fd;        /* descriptor of the source's directory; -1 until the program asks for it */
-    DIR *real;     /* stream of the source's directory; NULL until the listing is out of date */
+    int fd;        /* descriptor of the source's directory; -1: not opened yet */
+    DIR *real;     /* stream of the source's directory; NULL: the catalog gives the names */
     struct monarch_known of;
     uint64_t listing, at; /* at: position of the next name; `.` is at 0, `..` at 1 */
     struct dirent found;

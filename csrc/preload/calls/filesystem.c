@@ -65,7 +65,7 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
 }
 
 /* Returns whether libc's statvfs reports the file system's type, in a field that older libcs leave
- * at 0. This is found out by a call of libc's statvfs. */
+ * at 0. The first call of this function finds that out by calling libc's statvfs. */
 static int tells_type(void) {
     static int known;
     struct statvfs v;

@@ -14,16 +14,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor for a request that concerns the source's file. That is the backing
- * descriptor of `fd` if `fd` is a descriptor of a copy, and otherwise `fd` itself. */
+/* Returns the descriptor for a request that concerns the source's file: the backing descriptor of
+ * `fd` if `fd` is a descriptor of a copy, otherwise `fd` itself. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
 /* Returns the descriptor for a request that lets `to` share the blocks of `from`. `from` may be a
- * descriptor of a copy. Blocks can be shared only within one file system. So if `to` is on a
- * source's device, returns a descriptor of the file at the source to which `from` belongs.
+ * descriptor of a copy. Blocks can be shared only within one file system. So if `from` is a
+ * descriptor of a copy and `to` is on a source's device, returns the backing descriptor of `from`.
  * Otherwise returns `from` itself, and does not open the source. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -55,12 +55,13 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    /* an integer is in the same register as a pointer would be, and is passed on unchanged */
+    /* an integer argument is in the same register as a pointer would be, and is passed on
+     * unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
-    request = (unsigned)request; /* the kernel looks only at these bits */
+    request = (unsigned)request; /* the kernel uses only the lower 32 bits */
     if (request == FICLONE)      /* the argument is the descriptor to share from */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {

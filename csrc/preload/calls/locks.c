@@ -1,5 +1,5 @@
-/* Takes locks on the source's file, never on a copy, so that the locks work against all other
- * programs that use the file.
+/* Takes locks on the source's file, never on a copy, so that the locks exclude all other programs
+ * that lock the file.
  *
  * Programs without the library use the source's file, and would not notice a lock on a copy. For a
  * copy's descriptor, the lock is taken on its backing descriptor. */
@@ -35,7 +35,7 @@ static int find_descriptor(int fd, int *on) {
 }
 
 /* Call this with the result of a lock call. If a lock was granted, makes later reads return what
- * the lock's last holder has written. */
+ * the previous holder of the lock has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -53,9 +53,9 @@ PUBLIC int flock(int fd, int operation) {
 
 /* Returns whether the result may be wrong because a closing (locked_files.h) has begun since
  * `closings` was read. If the lock was granted, the closing may have dropped it again. If the lock
- * was refused, the closing itself may have been holding it. Any other error concerns the file
- * itself. After its last attempt, the function `lock` reports a refusal as it is, and reports a
- * lock that is still doubtful as refused. */
+ * was refused, the closing itself may have been holding it. Any other error does not depend on
+ * closings. After its last attempt, the function `lock` returns a refusal unchanged. But if a
+ * granted lock is still doubtful, `lock` fails with ENOLCK. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

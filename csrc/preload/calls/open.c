@@ -114,8 +114,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
             monarch_opened_copy(s, &o);
             return fd;
         }
-        /* The copy cannot be opened (it was removed, its tier has no O_DIRECT, ...): use the
-         * source. */
+        /* If the copy could not be opened (it was removed, its tier has no O_DIRECT, ...), the
+         * source is opened below. */
         if (!o.served && !o.claimed && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
@@ -224,8 +224,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* A handle does not tell which file it identifies. So before an open that truncates the file, the
- * library opens the file with O_PATH, and records the change. */
+/* The library cannot tell from a handle which file the handle identifies. So before an open that
+ * truncates the file, the library opens the file with O_PATH, and records the change. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

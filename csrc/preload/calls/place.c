@@ -17,8 +17,9 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This comes before the call. Otherwise, a thread might check during the call whether it
-         * sees the sources (roots.h), and store an answer that the call makes wrong. */
+        /* This is done before the call of chroot. Otherwise, another thread might check during that
+         * call whether it sees the sources (roots.h), and store a result that is wrong after the
+         * call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
@@ -51,8 +52,8 @@ PUBLIC int setns(int fd, int type) {
 }
 
 /* After capset, the calling thread may lack capabilities that the daemon has. Calls like setuid
- * need no hook: after them, no copy can be opened at all, because copies belong to the daemon's
- * user. */
+ * need no hook: after such a call, the process can open no copy at all, because copies belong to
+ * the daemon's user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);

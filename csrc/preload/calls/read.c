@@ -51,7 +51,7 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
         /* The whole file is counted now: once the descriptor is no longer tracked, the library does
-         * not see its reads. */
+         * not see reads through it. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -167,9 +167,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be that file's bytes, and are discarded. They are
- * then read again. If the copy is complete, for example because the descriptor was promoted to it,
- * they are read from the copy. Otherwise, the source's file is opened by its name. */
+ * file after the read, the bytes just read may be that file's bytes, and are discarded. The same
+ * range is then read again. If the copy is complete, for example because another thread has
+ * promoted the descriptor, the range is read from the copy. Otherwise, the source's file is opened
+ * by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -186,8 +187,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Returns whether n exceeds the address space. The kernel refuses such a read before it looks at
- * the file. */
+/* Returns whether n exceeds the address space. The kernel refuses such a read before it checks the
+ * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy as far as the copy has the bytes, and the following
@@ -215,7 +216,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
     return (ssize_t)done;
 }
 
-/* Returns whether the copy may serve a call that asks for n bytes. If so, fills in *w for the file.
+/* Returns whether the copy may serve a call that requests n bytes. If so, fills in *w for the file.
  * flag: TRACK_OFFSET if the call uses the descriptor's own offset, otherwise 0. */
 __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t flag, size_t n,
                                             struct monarch_wanted *w) {

@@ -1,5 +1,5 @@
-/* Reads on descriptors of source files whose copies are being filled, or were filled after the
- * open.
+/* Serves reads on descriptors of source files whose copies are being filled, or were filled after
+ * the open.
  *
  * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
  * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has

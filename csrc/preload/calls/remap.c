@@ -68,7 +68,7 @@ PUBLIC int madvise(void *at, size_t n, int advice) {
     return REAL(madvise)(at, n, advice);
 }
 
-/* The advices of posix_madvise have the same numbers as those of madvise. */
+/* The values of `advice` are the same for posix_madvise and madvise. */
 PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     advised(at, n, advice);
     return REAL(posix_madvise)(at, n, advice);

@@ -4,7 +4,7 @@
  * child's directory, which earlier actions may change. So the library reads the whole list of
  * actions to tell which file is meant. The list's layout is private to libc, but has never changed.
  * Before the library reads the first list, it lets libc make a list of known actions, and checks
- * that its layout is as expected. */
+ * that this list has the expected layout. */
 #include <errno.h>
 #include <string.h>
 

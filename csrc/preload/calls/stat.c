@@ -1,8 +1,8 @@
 /* Reports the attributes of files as if they had no copies.
  *
  * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
- * descriptor, the attributes come from the kernel. If the descriptor is of a copy, the catalog's
- * attributes of the source file then replace those of the copy. */
+ * descriptor, the attributes come from the kernel. If the descriptor refers to a copy, the
+ * catalog's attributes of the source file then replace those of the copy. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -84,9 +84,9 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* If `st` describes a copy, replaces the attributes in `st` by those of the source file. They are
- * those of the version that was opened. Returns the copy's entry, or NULL if `st` does not describe
- * a copy. */
+/* If `st` describes a copy, replaces the attributes in `st` by those of the source file. The new
+ * attributes are those of the version that the program opened. Returns the copy's entry, or NULL if
+ * `st` does not describe a copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -226,8 +226,8 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
 }
 
 /* Gets the mtime of a file that may be a copy. Some copies are found by a stamp in their mtime
- * (monarch_stamp). If the program's call did not ask for the mtime, newer kernels leave it out of
- * *x, and this function asks for it. */
+ * (monarch_stamp). If the program's call did not request the mtime, newer kernels leave the mtime
+ * out of *x, and this function requests it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

@@ -10,8 +10,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Whether there is a daemon that must learn of changes. *s gets its session, or NULL if this
- * process lacks the address space to map the session. */
+/* Returns whether there is a daemon that must learn of changes. *s gets its session, or NULL if
+ * this process lacks the address space to map the session. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -56,7 +56,7 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        /* 0 for the source's own directory, below which all its files lie */
+        /* 0 if the directory is the source's root: all files of the source lie below it */
         size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
@@ -95,7 +95,7 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Whether `st` describes a copy. The result does not depend on a running daemon, because
+/* Returns whether `st` describes a copy. The result does not depend on a running daemon, because
  * descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);

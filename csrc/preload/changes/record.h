@@ -42,22 +42,22 @@ static inline int monarch_names_copy(const char *path, char *real) {
     return may_lead && monarch_leads_to_copy(path, real);
 }
 
-/* Whether open(2) with these flags reads its argument `mode`. O_TMPFILE contains the bit of
+/* Returns whether open(2) with these flags reads its argument `mode`. O_TMPFILE contains the bit of
  * O_DIRECTORY, so all bits of O_TMPFILE are compared: an open with O_DIRECTORY alone passes no
  * mode. */
 static inline int monarch_needs_mode(int flags) {
     return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
-/* Whether an open with these flags may change the file or create one. O_TRUNC changes the file even
- * with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux has this mode
- * only for ioctl, but requires write permission for it. */
+/* Returns whether an open with these flags may change the file or create one. O_TRUNC changes the
+ * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux has
+ * this mode only for ioctl, but requires write permission for it. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
 
-/* Whether the call concerns the directory descriptor itself: `path` is empty, and `flags` has
- * AT_EMPTY_PATH. */
+/* Returns whether the call concerns the directory descriptor itself: `path` is empty, and `flags`
+ * has AT_EMPTY_PATH. */
 int monarch_means_descriptor(const char *path, int flags);
 
 /* Call this when a name is created or removed. Records that the listing of the directory of `path`

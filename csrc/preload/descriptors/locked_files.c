@@ -43,10 +43,10 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
  * closings that have not ended. The upper half is the pid of the process that makes them. By the
  * pid, a forked child recognizes its parent's closings and ignores them, because they never end in
- * the child. `so_far` counts all closings. */
+ * the child. `so_far` counts all closings that have begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for closings. Closings take microseconds unless the source hangs. */
+/* Longest wait for closings [ns]. Closings take microseconds unless the source hangs. */
 #define CLOSING_NS 5000000000ULL
 
 struct saved_locks {
@@ -153,8 +153,8 @@ static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* A read lock can be taken through any descriptor of the file. A write lock can be taken
-         * only through a writable descriptor. Only the program has a writable descriptor, and it
-         * may refer to another file by now. */
+         * only through a writable descriptor. Only the program has a writable descriptor, and that
+         * descriptor may refer to another file by now. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

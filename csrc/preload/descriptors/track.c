@@ -113,8 +113,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Whether `fd`, which is tracked with the word `w`, has become a descriptor of the copy. The
- * source's server is not asked. */
+/* Returns whether `fd`, which is tracked with the word `w`, has become a descriptor of the copy.
+ * The source's server is not asked. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -180,9 +180,9 @@ static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING;
  * stopped. */
 #define ENTERED_ROUNDS 800
 
-/* Whether the lseek of the seeking thread is inside the kernel. The kernel then holds a reference
- * to the open file, so the descriptor may be closed. Usually lseek returns at once; otherwise it
- * waits in the kernel for another thread's read. */
+/* Returns whether the lseek of the seeking thread is inside the kernel. The kernel then holds a
+ * reference to the open file, so the descriptor may be closed. Usually lseek returns at once;
+ * otherwise it waits in the kernel for another thread's read. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
@@ -246,7 +246,7 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Whether the descriptor is never promoted. Such a descriptor need not be pinned. */
+/* Returns whether the descriptor is never promoted. Such a descriptor need not be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {

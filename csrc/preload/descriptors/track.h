@@ -6,8 +6,8 @@
 
 #include "preload/session/session.h"
 
-/* Only descriptors with lower numbers are tracked. Reads of all other descriptors go to the
- * source. */
+/* Only descriptors with numbers below this one are tracked. Reads of all other descriptors go to
+ * the source. */
 #define MONARCH_TRACKED 65536
 
 /* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
@@ -15,8 +15,7 @@
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
 /* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
- * about to change the descriptor waits until the descriptor is unpinned, or is a descriptor of the
- * copy. */
+ * about to change the descriptor waits until the descriptor is unpinned, or refers to the copy. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
  * holds a reference to the open file for that call. */
@@ -46,8 +45,8 @@ static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FF
 /* Call this before the first descriptor is tracked. Creates the page by which a process notices
  * that it is the child of a fork that the library did not see (daemon, forkpty). */
 void monarch_track_mark(void);
-/* Whether the table describes this process's descriptors. A child of vfork runs in its parent's
- * memory, so the table that it sees describes the parent's descriptors. */
+/* Returns whether the table describes this process's descriptors. A child of vfork runs in its
+ * parent's memory, so the table that it sees describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if no descriptor was
  * tracked yet. Makes no system call. So in a child of vfork, the result is the parent's pid. */

@@ -21,8 +21,8 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read, a
- * copy would cost the source more bytes than the program has asked for. */
+/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
+ * the source would have to send more bytes for the rest of the copy than the program has read. */
 #define WORTH 2
 /* Once a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
@@ -32,17 +32,17 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep the pages of a source, one in LOOKS of the source's files is
- * nevertheless handled as if the kernel kept its pages. */
+/* If the kernel does not keep the pages of a source, one in LOOKS files of the source is
+ * nevertheless handled as if the kernel kept the file's pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
-/* Whether the kernel is likely to keep the pages of the file `id` in the page cache after a read.
- * `sources` has a bit for each source in which the file may lie. Without the pages, a program's
- * reads cannot serve as the fill: the daemon would have to read the whole file again. For one file
- * in LOOKS, the result is always 1. The handover of that file shows whether the kernel now keeps
- * the source's pages. */
+/* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
+ * read. `sources` has a bit for each source in which the file may lie. Without the pages, a
+ * program's reads cannot serve as the fill: the daemon would have to read the whole file again. For
+ * one file in LOOKS, the result is always 1. The handover of that file shows whether the kernel now
+ * keeps the source's pages. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -103,8 +103,8 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the caller
- * does not have its lock yet: another process may have the lock, and may still change the data that
- * the fill would copy. */
+ * has not taken its lock on the file yet: another process may have the lock, and may still change
+ * the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -123,9 +123,9 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Writes the address of the socket for handovers of the file `id` to `to`. If the socket's path is
- * too long for an address, the address uses a descriptor of the socket's directory instead. Returns
- * that descriptor, or -1 if none is used. */
+/* Writes to `to` the address of the socket that takes handovers of the file `id`. If the socket's
+ * path is too long for an address, the address uses a descriptor of the socket's directory instead.
+ * Returns that descriptor, or -1 if none is used. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -181,7 +181,8 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 #define UNMET 64
 
 /* Counts how much was read of files without an entry. A slot counts for one descriptor at a time:
- * if another descriptor has the same slot, the earlier one is forgotten. */
+ * if two descriptors share a slot, the later descriptor discards the count of the earlier
+ * descriptor. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -190,7 +191,7 @@ static struct unmet {
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
 /* Adds `n` to the bytes that were read of a file without an entry. Returns the sum, and stores the
- * file's size in *size. Returns 0 if the descriptor was forgotten. */
+ * file's size in *size. Returns 0 if the descriptor's count was discarded. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -199,8 +200,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Whether small files of a source on this device are read as fast as their copies would be. The
- * daemon finds out from its fills which sources are fast. Until there are enough fills, this
+/* Returns whether small files of a source on this device are read as fast as their copies would be.
+ * The daemon finds out from its fills which sources are fast. Until there are enough fills, this
  * process's own reads decide, provided that there is only one source. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
@@ -289,10 +290,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
- * now. The daemon checks that. The descriptor is not sent if the open file may have locks or is
- * shared with other processes. The daemon must then open the file itself. This thread sets
- * TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock notes the lock
- * before it checks for the claim. So at least one of the two threads sees the other. */
+ * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
+ * with other processes, the descriptor is not sent, and the daemon must open the file itself. This
+ * thread sets TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock
+ * notes the lock before it checks for the claim. So at least one of the two threads sees what the
+ * other has done. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -317,8 +319,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are at hand, the reads were followed only to be timed. The daemon makes
-         * the copy, if it makes one, from the source. */
+        /* If the sources are as fast as the page cache, the library followed the reads only to time
+         * them. The daemon then makes the copy, if it makes one, from the source. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);
@@ -338,12 +340,13 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Whether the program reads the file in another order than sequentially from the beginning. Only
- * the read that completes 1 / PART of the file decides. If all reads so far were sequential, the
- * offset at which this read ends equals the number of bytes read so far. For a small file, the
- * result is 0, because the program is assumed to read the file completely. bytes: number of bytes
- * that were read so far, including this read. n: number of bytes of this read. end: the offset
- * where this read ended, or -1 for a read at the descriptor's own offset. */
+/* Returns whether the program reads the file in another order than sequentially from the beginning.
+ * Only the read that completes 1 / PART of the file is checked; for any other read, the result is
+ * 0. If all reads so far were sequential, the offset at which this read ends equals the number of
+ * bytes read so far. For a small file, the result is 0, because the program is assumed to read the
+ * file completely. bytes: number of bytes that were read so far, including this read. n: number of
+ * bytes of this read. end: the offset where this read ended, or -1 for a read at the descriptor's
+ * own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

@@ -11,16 +11,16 @@
 
 #include "preload/session/session.h"
 
-/* Whether a program's reads of the file can serve as its fill. They cannot in any of these cases:
- * the file is empty or too large; its source is fast (monarch_is_fast); the kernel keeps no pages
- * of the source; a lock on the file was seen; or nodes share the files, and this node is not the
- * one that reads this file from the source. */
+/* Returns whether a program's reads of the file can serve as the file's fill. They cannot in any of
+ * these cases: the file is empty or too large; its source is fast (monarch_is_fast); the kernel
+ * keeps no pages of the source; a lock on the file was seen; or nodes share the files, and this
+ * node is not the one that reads this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Whether a program that opens the file now is to fill it by its own reads. All of this must be
- * true: the reads can serve as the fill (monarch_may_read_direct); the file has no copy; no fill of
- * the file has begun; and no program has requested a fill since the daemon last took the requests.
- * A fill that the daemon's policy has ordered counts as begun only once a thread works on it. word:
- * the entry's word. */
+/* Returns whether a program that opens the file now is to fill the file by its own reads. All of
+ * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no
+ * copy; no fill of the file has begun; and no program has requested a fill since the daemon last
+ * took the requests. A fill that the daemon's policy has ordered counts as begun only once a thread
+ * works on it. word: the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Ends the claim of a file, and requests a fill from the daemon instead. Call this if the library
@@ -33,7 +33,7 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Call this after a read of `n` bytes from any descriptor; returns n. If the descriptor is tracked,
  * counts the bytes. If it is also direct and the program has now read the whole file, hands the
- * descriptor over. A descriptor that is not tracked needs no count here: either it is not of a
+ * descriptor over. A descriptor that is not tracked needs no count here: either it refers to no
  * source's file, or the whole file was counted at its open. at: the offset where the read began, or
  * -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
@@ -44,18 +44,18 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
  * was not made from this descriptor. If so, makes the descriptor no longer direct. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
- * was read. If the file has no entry and the sources are at hand, only tells the daemon of the
- * file. */
+ * was read. If the file has no entry and the sources are as fast as the page cache, sends the
+ * daemon only the file's path. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
  * descriptor over. If less was read, there are two cases. If the catalog does not know the file,
- * tells the daemon of the file. If the catalog knows the file but the library has seen no read of
- * it, requests a fill. */
+ * sends the daemon the file's path. If the catalog knows the file but the library has seen no read
+ * of it, requests a fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts
  * until the last descriptor of the open file is closed, so the daemon must not keep a descriptor of
- * it. If less than half of the file was read, the descriptor will not be handed over. If the
- * descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
+ * this open file. If less than half of the file was read, the descriptor will not be handed over.
+ * If the descriptor was handed over already, waits up to 50 ms until the daemon has closed its own
  * descriptor. */
 void monarch_keep_descriptor(int fd);

@@ -76,8 +76,8 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Whether this node fills the file from another node, and the file is small enough for an open to
- * wait for the copy. The wait saves the source an open, and lasts at most WHOLE_NS
+/* Returns whether this node fills the file from another node, and the file is small enough for an
+ * open to wait for the copy. The wait saves the source an open, and lasts at most WHOLE_NS
  * (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
@@ -107,7 +107,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Whether the file is so small that its copy will come soon. */
+/* Returns whether the file is so small that its copy will come soon. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }
@@ -120,7 +120,8 @@ int monarch_wait_at_open(struct session *s, int dir, const char *path, int flags
         monarch_entry_is_changed(s, e) || monarch_is_off(s) || monarch_is_fast(s, e) ||
         !monarch_fills_of(s) || !wait_as_due(&w, monarch_word_of(&w)))
         return 0;
-    /* Looks the path up again: the file may have changed, or its copy may have been removed. */
+    /* Looks the path up again, because during the wait the file may have changed, or its copy may
+     * have been removed. */
     monarch_look_up(s, dir, path, flags, o);
     o->waited = 1;
     return o->served;

@@ -99,7 +99,7 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* This is not done for a shared descriptor: another process may be reading at the shared
+        /* The offset of a shared descriptor is not checked: another process may be reading at this
          * offset, and lseek would wait for that read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
@@ -134,8 +134,9 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * OPEN_NEAR_NS for an open. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
-/* Even if most of the recent opens and reads took less than these limits, one in FOLLOWED checks of
- * each thread returns 0, so that some reads are still timed. */
+/* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near
+ * returns 0 even if most of the recent opens and reads took less than these limits. So some reads
+ * are still timed. */
 #define FOLLOWED 256
 /* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
  * all of them did. */
@@ -148,15 +149,15 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Statistics of this process's own opens and reads at the sources. at_hand: the share of the calls
  * that took less time than the limit for the page cache. near: the share of the calls that took
  * less time than the limit for a local disk. A call's time includes a thread's wait for a
- * processor, so the mean may be too long. If two threads write at the same time, one of their
+ * processor, so the mean may be too large. If two threads write at the same time, one of their
  * values is lost. Children of a fork inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;
 } opens SELDOM, reads SELDOM;
 
-/* The next two functions do not store what hardly changes, because a store would take the cache
- * line from the processors of other threads. */
+/* The next two functions avoid needless stores, because each store removes the cache line from the
+ * caches of the other processors. */
 static void note_share(uint32_t *share, int is_sooner) {
     uint32_t old = __atomic_load_n(share, __ATOMIC_RELAXED);
     uint32_t now = old + (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - old / SHARE_STEP;
@@ -164,7 +165,8 @@ static void note_share(uint32_t *share, int is_sooner) {
         __atomic_store_n(share, now, __ATOMIC_RELAXED);
 }
 
-/* A mean below AT_HAND_NS is not kept up to date: nothing waits for so short a time. */
+/* A mean below AT_HAND_NS is not kept up to date, because no open waits for a copy while the
+ * sources are so fast. */
 static void note_mean(uint64_t *mean_ns, uint64_t took_ns) {
     uint64_t old = __atomic_load_n(mean_ns, __ATOMIC_RELAXED);
     uint64_t now = old ? old - old / WEIGHT + took_ns / WEIGHT : took_ns;
@@ -197,9 +199,9 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Whether this check is one of those after which reads are timed in any case. Each thread begins to
- * count at another number. So if a program makes a thread for each file, the reads of one in
- * FOLLOWED threads are timed. */
+/* Returns whether the calling check must return 0, so that the reads after it are timed. Each
+ * thread begins its count at a different number. So even if a program makes a thread for each file,
+ * the reads of one in FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -10,7 +10,7 @@
 #include "preload/session/session.h"
 
 /* Adds `n` to the number of bytes that this process has read of the file. Returns the sum, or 0 if
- * that is unknown. */
+ * the sum is unknown. */
 uint64_t monarch_progress(struct session *s, uint64_t id, uint64_t n);
 uint64_t monarch_progress_of(uint64_t id);
 /* Resets the number of bytes that this process has read of the file to 0, so that only later reads
@@ -25,8 +25,8 @@ void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
  * the stream, so that monarch_progress_end can find out how far the stream was read. */
 void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream);
 /* Call this before a stream is closed; `fd` is the stream's descriptor, or -1. Because the library
- * does not see a stream's reads, this function looks at the descriptor's offset: if the offset is
- * at the end of the file, the file counts as read to its end. */
+ * does not see a stream's reads, this function checks the descriptor's offset: if the offset is at
+ * the end of the file, the file counts as read to its end. */
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
@@ -36,16 +36,16 @@ void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
 
-/* Whether most of the recent files came from the sources as fast as from the page cache. Now and
- * then, the result is 0 regardless, so that some reads are still timed. */
+/* Returns whether the sources have served most of the recent opens and reads as fast as the page
+ * cache does. Now and then, the result is 0 regardless, so that some reads are still timed. */
 int monarch_source_is_at_hand(void);
-/* Whether most of the recent files came from the sources as fast as from a local disk, but not as
- * fast as from the page cache. Now and then, the result is 0 regardless, so that some reads are
- * still timed. */
+/* Returns whether the sources have served most of the recent opens and reads as fast as a local
+ * disk does, but not as fast as the page cache does. Now and then, the result is 0 regardless, so
+ * that some reads are still timed. */
 int monarch_source_is_near(void);
 
-/* Call this after an open or a read at a source. since_ns: time of monarch_now_ns at its beginning.
- * Returns how long the open or the read took [ns]. */
+/* Call this after an open or a read at a source. since_ns: the time (monarch_now_ns) at which the
+ * open or the read began. Returns how long the open or the read took [ns]. */
 uint64_t monarch_note_source_open(uint64_t since_ns);
 uint64_t monarch_note_source_read(uint64_t since_ns);
 

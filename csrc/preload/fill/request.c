@@ -8,9 +8,9 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* The configuration's `fill_after` delays the fill of a file until a program has asked for a
+/* The configuration's `fill_after` delays the fill of a file until a program has requested a
  * certain share of the file. So each slot here counts how many KiB of one file this process has
- * asked for: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
+ * requested: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
  * other. */
 static uint64_t asked[1024] SELDOM;
 
@@ -37,11 +37,11 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Tells the daemon of a file that the catalog does not know. The daemon gets the path that the
- * kernel reports, in which links and dots are resolved. Call this only after the file was opened.
- * The daemon asks the source about each path that it gets. For a path that leads to no file, this
- * would burden the source for nothing. This is a separate function, because its buffer takes much
- * of the stack, and few opens need it. */
+/* Reports to the daemon a file that the catalog does not know. The daemon gets the path that the
+ * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
+ * the daemon checks each path at the source, and a check of a path that leads to no file would
+ * burden the source for nothing. This is a separate function, because its buffer takes much of the
+ * stack, and few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

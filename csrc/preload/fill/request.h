@@ -1,15 +1,15 @@
-/* Requests copies of files from the daemon, and tells the daemon of files that the catalog does not
- * know. */
+/* Requests copies of files from the daemon, and reports to the daemon files that the catalog does
+ * not know. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Tells the daemon of a file that the catalog does not know. The program has the file open as `fd`.
- * is_part: 1 if the program has read some of the file, but too little for the file to be worth a
- * copy. */
+/* Reports to the daemon a file that the catalog does not know. The program has the file open as
+ * `fd`. is_part: 1 if the program has read some of the file, but too little for the file to be
+ * worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Call this when a program asks for `n` bytes of a file without a copy. Once this process has asked
- * for enough of the file (`fill_after`), requests a fill from the daemon. Returns whether a fill
- * was requested. */
+/* Call this when a program requests `n` bytes of a file without a copy. Once this process has
+ * requested enough of the file (`fill_after`), requests a fill from the daemon. Returns whether a
+ * fill was requested. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);

@@ -51,8 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Tells the daemon that a file was opened, by setting bits that the daemon looks at regularly. The
- * daemon is not woken. Until the daemon has looked at the bits, further opens of the file change
+/* Tells the daemon that a file was opened, by setting bits that the daemon reads regularly. The
+ * daemon is not woken. Until the daemon has read the bits, further opens of the file change
  * nothing. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
@@ -76,22 +76,22 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Whether the file is small and the source returns it as fast as the page cache does. A claim of
- * the file, or the tracking of its descriptor, would then take longer than the read itself. So the
- * library does neither, and the file counts as read to its end. */
+/* Returns whether the file is small and the source returns it as fast as the page cache does. A
+ * claim of the file, or the tracking of its descriptor, would then take longer than the read
+ * itself. So the library does neither, and the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are at hand, `fstat` and the message to the daemon would take a tenth of the
- * time in which a program opens, reads and closes a small file. If the scan meets all files without
- * such messages, this process looks only at one open in LOOKED of the files that have no entry. All
- * others count with the size of the file that was looked at last. */
+/* While the sources are as fast as the page cache, `fstat` and the message to the daemon would take
+ * a tenth of the time in which a program opens, reads and closes a small file. So while a scan
+ * finds all files without such messages, this process examines only one in LOOKED opens of files
+ * without an entry. Any other such open counts with the size of the file that was examined last. */
 #define LOOKED 16
 
-/* Whether this open, which the sources have served as fast as the page cache does, is looked at.
- * The distances between such opens are irregular (multiples of the golden ratio): if a program
- * opens an image and its label in turn, both kinds are looked at. */
+/* Returns whether to examine this open, for which the sources were as fast as the page cache. The
+ * distances between examined opens are irregular (multiples of the golden ratio). So if a program
+ * alternately opens an image and its label, files of both kinds are examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
@@ -137,8 +137,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        /* The count must begin at 0, so that is_read_at_random (handover.c) can see the order of
-         * the reads. */
+        /* The count must begin at 0, so that is_read_at_random (handover.c) can tell in which order
+         * the program reads. */
         if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
@@ -205,7 +205,7 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Whether the entry, which was found by its file's inode, may describe another file by now.
+/* Returns whether the entry, which was found by its file's inode, may describe another file by now.
  * `version`: the entry's version when the entry was found. Call this after reading the entry's
  * word: if the result is 0, the word belongs to the file that was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {

@@ -17,7 +17,7 @@ struct monarch_opening {
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
     /* 1: the path's text is not that of a file below a source, and no hint says whether a link
-     * leads into one. The caller must then call monarch_opened_elsewhere after the open. */
+     * leads into a source. The caller must then call monarch_opened_elsewhere after the open. */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;
@@ -40,7 +40,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
                          int flags, struct monarch_opening *out);
-/* Whether an unfinished copy can serve an open with these flags. */
+/* Returns whether an unfinished copy can serve an open with these flags. */
 static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }

@@ -138,8 +138,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits that were read belong to this copy only if the slot still does: another copy may
-     * have got the slot. */
+    /* The bits that were read belong to this copy only if the slot still belongs to it: another
+     * copy may have got the slot. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -171,8 +171,8 @@ static void ring_engine(struct session *s) {
     }
 }
 
-/* Whether the reader need not wait any more: bytes are ready, or the entry's state shows that none
- * will come. */
+/* Returns whether the reader need not wait any more: bytes are ready, the copy is complete, or the
+ * entry's state shows that no copy will come. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)

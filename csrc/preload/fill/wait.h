@@ -29,9 +29,9 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Whether the entry now describes another file, or another version of the file. If the caller has
- * read the entry's word before this call, a result of 0 proves that the word belongs to a copy of
- * the caller's file. */
+/* Returns whether the entry now describes another file, or another version of the file. If the
+ * caller has read the entry's word before this call, a result of 0 proves that the word belongs to
+ * a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
@@ -52,8 +52,8 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
  * most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Whether a thread already works on the fill that `word` names, so that the fill is no longer
- * queued. */
+/* Returns whether a thread already works on the fill that `word` names, so that the fill is no
+ * longer queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
 /* Demands the unit of the first wanted byte, so that a queued fill moves to the front of the queue.

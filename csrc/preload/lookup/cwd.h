@@ -16,9 +16,9 @@
  * of monarch_cwd_is are one of these values. The other bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
-/* Whether a path is relative to a working directory far from every source, and has no `..`. Such a
- * path leads to no source, unless a component of the path is a link. Nearly all relative paths of
- * programs are of this kind. */
+/* Returns whether a path is relative to a working directory far from every source, and has no `..`.
+ * Such a path leads to no source, unless a component of the path is a link. Nearly all relative
+ * paths of programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
@@ -28,7 +28,7 @@ static inline int monarch_is_far(int dir, const char *path) {
 /* Finds out the position of the working directory if it is unknown. */
 void monarch_find_cwd(const struct session *s);
 
-/* Whether `path`, compared as text, is `root` or lies below it. */
+/* Returns whether `path`, compared as text, is `root` or lies below it. */
 static inline int monarch_is_below(const char *path, const char *root, size_t root_len) {
     return strncmp(path, root, root_len) == 0 && (path[root_len] == '/' || !path[root_len]);
 }

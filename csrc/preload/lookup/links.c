@@ -53,8 +53,8 @@ static uint64_t find(uint64_t key) {
 }
 
 /* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
- * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So
- * MONARCH_LEAD_ELSEWHERE is replaced first, because it is cheap to learn again. */
+ * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So an
+ * entry with MONARCH_LEAD_ELSEWHERE is replaced first; such an entry is cheap to learn again. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -90,9 +90,9 @@ static size_t directory_length(const char *path, size_t n) {
 }
 
 /* `directory` is the length of the path's directory. Searches the directories above the path's
- * directory for one that is known to lead into a source. If there is one, records in the table that
- * the path's directory leads into the source too, and returns the table's entry of the directory
- * that was found. Otherwise returns 0. */
+ * directory for one that is known to lead into a source. If such a directory is found, records in
+ * the table that the path's directory leads into the source too. Then returns the table's entry of
+ * the directory that was found. Otherwise returns 0. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -149,9 +149,9 @@ static int look(const char *path, struct statx *x) {
            S_ISDIR(x->stx_mode);
 }
 
-/* Whether two calls of look have seen the same directory through the same mount. The mount matters,
- * because two mounts of one directory may have different mounts below them. Older headers do not
- * name the field of the mount's id, so the id is read by its position after the device. */
+/* Returns whether two calls of look have seen the same directory through the same mount. The mount
+ * matters, because two mounts of one directory may have different mounts below them. Older headers
+ * do not name the field of the mount's id, so the id is read by its position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -161,10 +161,10 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
            mount_a == mount_b;
 }
 
-/* Returns the catalog's entry of the source's directory to which the first `n` bytes of the path
- * lead, or NULL. It is not enough that an entry has the directory's inode: the directory may have
- * been moved since the scan, and another directory may be at the entry's path. So the entry's path
- * must lead to the same directory. */
+/* If the first `n` bytes of the path lead to a directory of a source, returns the catalog's entry
+ * of this directory. Otherwise returns NULL. It is not enough that an entry has the directory's
+ * inode: the directory may have been moved since the scan, and another directory may be at the
+ * entry's path. So the entry's path must lead to the same directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -249,10 +249,10 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
            learn(s, path, directory_length(path, strlen(path)), &st);
 }
 
-/* Whether the library should find out where the first `n` bytes of `path` lead. It should not if
- * the table already has an entry for them, except one that says "elsewhere" and is due for a check.
- * It also should not if the path's text leads into a source, or if a relative path may lead into a
- * source. */
+/* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
+ * is 0 in three cases: the table already has an entry for these bytes, unless the entry says
+ * "elsewhere" and is due for a check; the path's text leads into a source; or a relative path may
+ * lead into a source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -1,4 +1,4 @@
-/* Paths that lie outside every source and lead into a source through a link.
+/* Handles paths that lie outside every source but lead into a source through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
  * stores to which source a directory has led. An entry of the table is a hint: before the library
@@ -49,8 +49,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
  * look the path up again, and may now find the file. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
- * monarch_learn_listed after an opendir. Nothing is learned from stats of files, because there are
- * too many of them. */
+ * monarch_learn_listed after an opendir. The library learns nothing from a stat of a file, because
+ * programs make too many such calls. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

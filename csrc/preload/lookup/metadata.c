@@ -14,8 +14,8 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Whether the last comparison of the directories with the source is so recent that the catalog may
- * still answer. */
+/* Returns whether the last comparison of the directories with the source is so recent that the
+ * catalog may still answer. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -49,11 +49,11 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Whether the directory is unchanged since the daemon listed it. This function asks the source's
- * server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel cached a
- * minute ago. A program's own listing would also ask: NFS asks its server whenever a directory is
- * opened, and FUSE asks whenever a directory is listed. This is a separate function, so that only
- * the few calls that need it have the attributes on their stacks. */
+/* Returns whether the directory is unchanged since the daemon listed it. This function asks the
+ * source's server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel
+ * cached a minute ago. A program's own listing would also ask: NFS asks its server whenever a
+ * directory is opened, and FUSE asks whenever a directory is listed. This is a separate function,
+ * so that only the few calls that need it have the attributes on their stacks. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -75,7 +75,7 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
 
 /* --- listings --------------------------------------------------------------------------------- */
 
-/* Whether the listing lies within the catalog. A damaged listing might point anywhere. */
+/* Returns whether the listing lies within the catalog. A damaged listing might point anywhere. */
 static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
@@ -114,8 +114,8 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Whether the catalog can answer for the entry. A file is assumed to keep the attributes that it
- * had when it was scanned or copied, until a change is recorded. */
+/* Returns whether the catalog can answer for the entry. A file is assumed to keep the attributes
+ * that it had when it was scanned or copied, until a change is recorded. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

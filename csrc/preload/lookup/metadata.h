@@ -15,33 +15,33 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Whether the catalog has an entry for the file to which `path` leads, and may answer this process.
- * If so, *k refers to the entry. The functions below say which calls the catalog can answer for
- * this entry. */
+/* Returns whether the catalog has an entry for the file to which `path` leads, and may answer this
+ * process. If so, *k refers to the entry. The functions below say which calls the catalog can
+ * answer for this entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Whether the catalog can answer with the entry's attributes. For a directory, the catalog must
- * also have a valid listing. Otherwise a program that compares the directory's times before and
- * after listing the directory could miss a change. */
+/* Returns whether the catalog can answer with the entry's attributes. For a directory, the catalog
+ * must also have a valid listing. Otherwise a program that compares the directory's times before
+ * and after listing the directory could miss a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
  * attributes meanwhile. Some of the attributes read may then be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Whether the directories were compared with the source within the last `revalidate_ns` (struct
- * monarch_control). If it is not, asks the daemon for another comparison. */
+/* Returns whether the directories were compared with the source within the last `revalidate_ns`
+ * (struct monarch_control). If they were not, requests another comparison from the daemon. */
 int monarch_is_fresh(struct session *s);
 
 /* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,
  * otherwise 0. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
 /* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
- * the source is valid, looks again with a statx of `path`. The caller must have found the entry by
- * this `path`. */
+ * the source is valid, makes a new look, which is a statx of `path`. The caller must have found the
+ * entry by this `path`. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
 /* Counts a call that the catalog has answered in place of the source. */

@@ -20,7 +20,7 @@ int monarch_name_of(int fd, char *out) {
 }
 
 /* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
- * is of any other file. */
+ * refers to any other file. */
 static int directory_path(struct session *s, int dir, char *out) {
     struct stat st, there; /* for a removed directory, the kernel reports "/path (deleted)" */
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||

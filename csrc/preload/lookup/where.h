@@ -5,15 +5,15 @@
 #include "preload/lookup/cwd.h"
 #include "preload/lookup/links.h"
 
-/* Whether the path is far from every source (monarch_is_far), and this process has used no link
- * into a source. This check is cheap, so callers make it first. */
+/* Returns whether the path is far from every source (monarch_is_far), and this process has used no
+ * link into a source. This check is cheap, so callers make it first. */
 static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
 /* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
- * gets the catalog in which the path was looked up. The first call that needs the catalog maps it,
- * because most processes never need it. */
+ * gets the catalog in which the path was looked up. The catalog is mapped only when a call first
+ * needs it, because most processes never need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 
@@ -53,6 +53,6 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
 
-/* Writes the path that the kernel reports for an open file to `out` (MONARCH_PATH_MAX bytes).
+/* Writes to `out` (MONARCH_PATH_MAX bytes) the path that the kernel reports for an open file.
  * Returns 0 if there is none. The file may have been renamed or removed since it was opened. */
 int monarch_name_of(int fd, char *out);

@@ -162,7 +162,7 @@ int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
     return GET(edits) == seen;
 }
 
-/* Whether a mapping in the range is being replaced. */
+/* Returns whether a mapping in the range is being replaced. */
 static int is_busy(uint64_t begin, uint64_t end) {
     for (int i = 0; i < SLOTS; i++)
         if (is_in(&monarch_slots[i], begin, end) &&

@@ -37,7 +37,7 @@ struct own {
     uint32_t pid;    /* 0: the table still has the state of the parent */
     uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
-    uint32_t bell; /* futex: rung when the thread should look at the table at once */
+    uint32_t bell; /* futex: rung when the thread should check the table at once */
 };
 
 extern struct slot monarch_slots[SLOTS];
@@ -57,8 +57,8 @@ void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Whether no mapping in the range waits, so that monarch_slots_say has nothing to do. Takes no
- * lock. */
+/* Returns whether no mapping in the range waits, so that monarch_slots_say has nothing to do. Takes
+ * no lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
  * The caller must then call again. */

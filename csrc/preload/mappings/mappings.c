@@ -1,8 +1,9 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
  * struct own is the state that belongs to this process alone: the table's lock, and the state of
- * the thread of move.c. It is on a page of its own. In a forked child, the kernel clears this page,
- * whichever call has made the child. A child of vfork shares the page with its parent. */
+ * the thread of move.c. This structure is on a page of its own. In a forked child, the kernel
+ * clears this page, whichever call has made the child. A child of vfork shares the page with its
+ * parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -27,7 +28,7 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* This waits for the end of a replacement by the thread of move.c. A replacement is a few
+    /* This loop waits for the end of a replacement by the thread of move.c. A replacement is a few
      * system calls, for most of which the kernel locks the address space. The caller is about to
      * make a call that needs the same lock of the kernel, so this wait costs hardly any extra
      * time. */

@@ -20,9 +20,9 @@
  * being filled, otherwise LATER_NS [ns]. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. The stack must also have
- * room for the static thread-local variables, which glibc puts there, and for a frame of the
- * handler of the one signal that is not blocked. */
+/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. glibc also puts the
+ * static thread-local variables on the stack. And the one signal that is not blocked may run its
+ * handler there. */
 #define STACK 262144
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */
@@ -88,7 +88,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        /* no memory for a third mapping: moves the trial mapping to these addresses */
+        /* if the kernel has no memory for another mapping, moves the trial mapping to these
+         * addresses */
         if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
@@ -114,7 +115,7 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     }
     monarch_slots_unlock(o);
     /* [given_up] A thread that gives up the lock first sets given_up and then checks for REPLACING.
-     * So at least one of the two threads sees the other. */
+     * So at least one of the two threads sees what the other has set. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -159,8 +160,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Whether the daemon has made progress lately. The session's state does not show this: after the
- * daemon was killed, the state is still MONARCH_SERVING. */
+/* Returns whether the daemon has made progress lately. The session's state does not show this:
+ * after the daemon was killed, the state is still MONARCH_SERVING. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

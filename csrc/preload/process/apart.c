@@ -19,11 +19,11 @@ struct apart {
 };
 
 /* Runs the work with a table of descriptors of its own. close_range (since Linux 5.9) gives the
- * thread an empty table. Before Linux 6.13, it copies at most the lowest 64 descriptors and closes
- * the copies. On older kernels, unshare copies the whole table. The thread then closes its copy of
- * descriptor 0, usually the standard input, so that one number is free. The process's own table
- * does not change in any case. The process loses no POSIX lock, because a lock belongs to the table
- * through which it was taken. */
+ * thread an empty table. To do so, kernels before Linux 6.13 copy at most the lowest 64 descriptors
+ * and then close the copies. On older kernels, unshare copies the whole table. The thread then
+ * closes its copy of descriptor 0, usually the standard input, so that one number is free. The
+ * process's own table does not change in any case. The process loses no POSIX lock, because a lock
+ * belongs to the table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

@@ -1,12 +1,12 @@
 /* Attributes of functions, variables and arguments. */
 #pragma once
 
-/* For declarations of names that are defined in another file. -fvisibility=hidden affects only
+/* Marks declarations of names that are defined in another file. -fvisibility=hidden affects only
  * definitions. Without this attribute, every access to such a name would go through the global
  * offset table. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* For large tables that are seldom used. The linker puts their section after all small variables,
+/* Marks large tables that are seldom used. The linker puts their section after all small variables,
  * so that the small variables share a page. That saves memory in every process of a job, because
  * each page that is written to costs memory. */
 #define SELDOM __attribute__((section(".bss.seldom")))

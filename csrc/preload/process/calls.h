@@ -260,9 +260,9 @@ static inline void *monarch_real_of(void **at, const char *name) {
 }
 
 /* The function `name` of a library that was loaded after this one, or NULL if no such library
- * defines the function. The first use of this macro looks the function up. That may be before this
- * library's constructor has run, because other libraries' constructors may call interposed
- * functions. */
+ * defines the function. The first use of this macro looks the function up. The first use may happen
+ * before this library's constructor has run, because other libraries' constructors may call
+ * interposed functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
 /* The function if it was found before, otherwise NULL. This macro does not search for the function,
  * because its callers may not have enough stack for a search. */

@@ -12,7 +12,7 @@ struct monarch_mapped {
 
 /* Finds the file that is mapped at `at`. Returns 0 if there is none. */
 int monarch_mapped_file(uint64_t at, struct monarch_mapped *out);
-/* Whether the whole range [begin, end) maps this file from `offset` on, for reading only. shared: 1
- * if the mapping must be MAP_SHARED, 0 if it must be MAP_PRIVATE. */
+/* Returns whether the whole range [begin, end) maps this file from `offset` on, for reading only.
+ * shared: 1 if the mapping must be MAP_SHARED, 0 if it must be MAP_PRIVATE. */
 int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped *file,
                       uint64_t offset, int shared);

@@ -33,7 +33,7 @@ static int is_forking(void) {
 }
 
 /* `open_now` is raised before `forking` is checked. So if one thread opens a descriptor while
- * another thread forks, at least one of the two threads sees the other. */
+ * another thread forks, at least one of the two threads sees the count of the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

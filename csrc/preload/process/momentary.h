@@ -5,13 +5,13 @@
  * fork waits until all momentary descriptors are closed. Both waits are short. */
 #pragma once
 
-/* Call monarch_momentary_begin before a momentary descriptor is opened: it waits while another
- * thread forks. Call monarch_momentary_end after the descriptor was closed. */
+/* Call monarch_momentary_begin before a momentary descriptor is opened; this function waits while
+ * another thread forks. Call monarch_momentary_end after the descriptor was closed. */
 void monarch_momentary_begin(void);
 void monarch_momentary_end(void);
 
-/* The parent calls monarch_momentary_before_fork before a fork: it waits until no momentary
- * descriptor is open. The parent calls monarch_momentary_after_fork after the fork. */
+/* The parent calls monarch_momentary_before_fork before a fork; this function waits until no
+ * momentary descriptor is open. The parent calls monarch_momentary_after_fork after the fork. */
 void monarch_momentary_before_fork(void);
 void monarch_momentary_after_fork(void);
 /* Call this in the child after a fork. Forgets the momentary descriptors of the parent's other

@@ -31,7 +31,7 @@ char monarch_reader_next(struct monarch_reader *r) {
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
  * are descriptors. `list` must then be one of them, and `act` is not called for it. If `list` is
- * missing, the directory shows another table of descriptors, and the result is 0. */
+ * not among the entries, the directory shows another table of descriptors, and the result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -104,8 +104,8 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Whether a line of the file `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1 0x1234
- * 0x0 0x0 0x7ffc... 0x7f3c...", or it is a single word or empty. */
+/* Returns whether a line of the file `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1
+ * 0x1234 0x0 0x0 0x7ffc... 0x7f3c...", or it is a single word or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)
@@ -124,8 +124,8 @@ static void look_at_thread(int tid, void *data) {
     if (!is_in_call(s, text))
         return;
     /* The thread sleeps inside the kernel only if its state is D, from which no signal wakes a
-     * thread. If a tracer or a filter has stopped the thread before the call, its state is another
-     * one. */
+     * thread. If a tracer or a filter has stopped the thread before the call, the thread has
+     * another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

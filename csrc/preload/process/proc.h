@@ -18,12 +18,13 @@ char monarch_reader_next(struct monarch_reader *r);
 /* Calls act(fd, data) for each descriptor in this thread's table. Returns whether the whole table
  * was listed. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
-/* Whether all threads share one table of descriptors, as far as the kernel can tell (kcmp). */
+/* Returns whether all threads share one table of descriptors, as far as the kernel can tell
+ * (kcmp). */
 int monarch_have_one_table(void);
 
-/* Whether a thread of this process sleeps in the system call `call` with these first and fourth
- * arguments. A thread that was stopped before the call, by a tracer or a filter, does not count.
- * Returns 0 if /proc cannot be read. */
+/* Returns whether a thread of this process sleeps in the system call `call` with these first and
+ * fourth arguments. A thread that was stopped before the call, by a tracer or a filter, does not
+ * count. Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function

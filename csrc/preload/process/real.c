@@ -3,9 +3,9 @@
  * Each function is looked up when it is first called, because most processes of a job are short,
  * and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it is in libdl,
  * but the library links only to libc. It takes a lock, which must not happen in signal handlers and
- * in a child of vfork. And it may allocate memory, which calls this library's open() again if the
- * program has replaced malloc. So this file stores where the libraries' symbol tables are, and
- * searches the tables itself. */
+ * in a child of vfork. And it may allocate memory: if the program has replaced malloc, that malloc
+ * may call this library's open() again. So this file stores where the libraries' symbol tables are,
+ * and searches the tables itself. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -93,8 +93,8 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     if (!buckets || !blooms)
         return NULL;
     /* Most libraries do not define the name. Two bits of a library's Bloom filter show that. The
-     * filter's size is certainly a power of two, because the dynamic linker loads no other
-     * library. */
+     * filter's size is certainly a power of two, because the dynamic linker refuses to load a
+     * library whose filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;

@@ -28,7 +28,7 @@ static uint32_t table[MONARCH_TRACKED] SELDOM;
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
-static unsigned highest;     /* no descriptor above it ever had, or was, a backing descriptor */
+static unsigned highest;     /* no higher descriptor ever had a backing descriptor or was one */
 static uint32_t posix_locks; /* 1: POSIX locks were requested on a backing descriptor */
 
 static uint32_t get(int fd) {
@@ -145,7 +145,7 @@ void monarch_backing_close_slow(int fd) {
     __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether dup3 will succeed. */
+/* Returns whether dup3 will succeed. */
 static int can_replace(int fd, int fresh, int flags) {
     struct rlimit limit;
     return fd != fresh && fresh >= 0 && !(flags & ~O_CLOEXEC) && sys_fcntl(fd, F_GETFD, 0) >= 0 &&

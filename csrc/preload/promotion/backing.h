@@ -25,18 +25,18 @@ void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
  * file. fcntl calls this function for F_SETLEASE, F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing
- * descriptor would not do: these settings last beyond the call, and their signal must report the
- * number of the program's own descriptor. Returns 0 if the process can open no further
- * descriptor. */
+ * descriptor does not suffice for these commands: the settings last beyond the call, and the signal
+ * must report the number of the program's own descriptor. Returns 0 if the process can open no
+ * further descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
- * locks on a file when any descriptor of the file is closed. So from now on, closing a descriptor
- * of the copy drops these locks too. */
+ * locks on a file when any descriptor of the file is closed. So from now on, the library drops
+ * these locks too when a descriptor of the copy is closed. */
 void monarch_backing_has_posix_locks(void);
 
-/* Whether `fd` is a backing descriptor. The program does not know of backing descriptors. If it
- * closed one, for example in a loop over all numbers, the process would lose locks. */
+/* Returns whether `fd` is a backing descriptor. The program does not know of backing descriptors.
+ * If it closed one, for example in a loop over all numbers, the process would lose locks. */
 int monarch_is_backing(int fd);
 
 /* The next four functions keep the backing descriptor of `fd` in step with `fd`. */

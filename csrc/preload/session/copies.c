@@ -26,14 +26,14 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
 
 /* --- from a copy to its file ------------------------------------------------------------------ */
 
-/* Whether a file with this mode may be a copy. Hardly any other file has this mode, so the check
- * rules out nearly all other files without a search in the catalog. */
+/* Returns whether a file with this mode may be a copy. Hardly any other file has this mode, so the
+ * check rules out nearly all other files without a search in the catalog. */
 int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
-/* Whether `st` describes the entry's copy. The same inode number is not enough: once a copy is
- * removed, the file system may reuse the number for any new file. So the size must match too. If
+/* Returns whether `st` describes the entry's copy. The same inode number is not enough: once a copy
+ * is removed, the file system may reuse the number for any new file. So the size must match too. If
  * the entry is not PRESENT, `st` can only describe a dropped copy that is still open. Usually a
  * dropped copy has no name any more, and its link count is 0. If it still has links, the copy's
  * name must lead to the file that `st` describes. */

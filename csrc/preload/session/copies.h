@@ -13,7 +13,7 @@
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
 /* Writes the path of the copy that `word` names. Every open needs such a path, so this function
- * must be fast. It computes 16 hexadecimal digits together. The first MONARCH_COPY_NAME digits are
+ * must be fast. It computes 16 hexadecimal digits at once. The first MONARCH_COPY_NAME digits are
  * the copy's name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
@@ -28,11 +28,11 @@ static inline void monarch_copy_path(const struct session *s, uint64_t word, cha
     name[MONARCH_COPY_NAME] = 0;
 }
 
-/* Writes the path of the entry's file at the source to `path` (MONARCH_PATH_MAX bytes). Returns 0
- * if the file's path is too long. */
+/* Writes to `path` (MONARCH_PATH_MAX bytes) the path that the entry's file has at the source.
+ * Returns 0 if the file's path is too long. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Whether `st` describes the entry's file, unchanged since the scan. */
+/* Returns whether `st` describes the entry's file, unchanged since the scan. */
 int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e,
                           const struct stat *st);
 

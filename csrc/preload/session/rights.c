@@ -24,15 +24,15 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * A process that is not in one of the daemon's groups may not read files that only this group may
- * read. So the process must not get copies of such files either. */
+ * If a process lacks one of the daemon's groups, it may not read files that only this group may
+ * read. So it must not get copies of such files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
-/* Whether all of the daemon's groups are among the `n` groups. Both lists are usually sorted, so
- * each search begins where the previous search has ended. */
+/* Returns whether all of the daemon's groups are among the `n` groups. Both lists are usually
+ * sorted, so each search begins where the previous search has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -47,12 +47,12 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
      * Most of these groups have no number in the container, and the kernel shows each of them as
      * UNMAPPED. So each UNMAPPED group may be one of the daemon's groups that seem to be missing. A
-     * process cannot give itself such a group, so this is safe. Outside a container, no group may
-     * be missing. */
+     * process cannot give itself such a group, so it is safe to count it as present. Outside a
+     * container, no group may be missing. */
     return !missing || !are_our_users(k);
 }
 
-/* Writes the effective group and all supplementary groups to `groups`. Returns the number of
+/* Writes to `groups` the effective group and all supplementary groups. Returns the number of
  * groups, or a negative errno: -EINVAL if there are more than `room` groups. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);

@@ -10,10 +10,10 @@ static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Whether a mount point is below `path`; 1 if that is uncertain. The check is needed only if this
- * process is in another mount namespace than the daemon, for example in a container. There, file
- * systems that the daemon does not see may be mounted below a source. mountinfo is read in small
- * pieces, because the stack may be small. */
+/* Returns whether a mount point is below `path`, or 1 if that is uncertain. The check is needed
+ * only if this process is in another mount namespace than the daemon, for example in a container.
+ * There, file systems that the daemon does not see may be mounted below a source. mountinfo is read
+ * in small pieces, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */

@@ -5,15 +5,15 @@
 #include "preload/process/attributes.h"
 #include "preload/session/session.h"
 
-/* Whether the source's path leads this process to the directory that was scanned. by_alias: checks
- * the source's alias instead. */
+/* Returns whether the source's path leads this process to the directory that was scanned. by_alias:
+ * checks the source's alias instead. */
 int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias);
 static inline int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Whether the source's path or the source's alias leads this process to the directory that was
- * scanned. One of the two is enough, because a program may use only the alias. */
+/* Returns whether the source's path or the source's alias leads this process to the directory that
+ * was scanned. One of the two is enough, because a program may use only the alias. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -28,8 +28,8 @@ void monarch_roots_may_differ(void); /* call this after a chroot */
  * gets no copies. */
 void monarch_roots_are_foreign(void);
 
-/* Whether the path of some tier leads this process and the daemon to different directories. If so,
- * warns the user: in the directory that this process sees, other files may have the names of
+/* Returns whether the path of some tier leads this process and the daemon to different directories.
+ * If so, warns the user: in the directory that this process sees, other files may have the names of
  * copies. A path that leads nowhere, as in a container without the tier, does not count: at such a
  * path, no file can be mistaken for a copy. */
 int monarch_has_foreign_tier(const struct monarch_control *k);

@@ -12,8 +12,8 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Room for "catalog.", 20 digits and the NUL [bytes]. It is no larger than necessary, because a
- * thread's first open may happen on a small stack. */
+/* Room for "catalog.", 20 digits and the NUL [bytes]. The buffer is no larger than necessary,
+ * because a thread's first open may happen on a small stack. */
 #define NAME_BYTES 29
 /* For each kind of range: maximum number of free addresses that are kept for later sessions. A
  * process rarely has more than two sessions at a time. If more addresses are free, they stay mapped
@@ -259,7 +259,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Whether the header's offsets are valid. In a damaged header, an offset might point anywhere. */
+/* Returns whether the header's offsets are valid. In a damaged header, an offset might point
+ * anywhere. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||

@@ -7,8 +7,8 @@
  * configuration does not exist. */
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
-/* Whether the session's last daemon has shut down properly, for example because a user has stopped
- * the daemon. Returns 0 if the daemon was killed. */
+/* Returns whether the session's last daemon has shut down properly, for example because a user has
+ * stopped the daemon. Returns 0 if the daemon was killed. */
 int monarch_was_stopped(void);
 
 struct monarch_segment {
@@ -22,13 +22,13 @@ int monarch_map_segment(const char *name, struct monarch_segment *out);
  * other users can access it. */
 int monarch_open_segment(const char *name, int flags, uint64_t *size);
 
-/* Whether this segment `control` belongs to a serving daemon of this library's version, and its
- * counts and lengths are within bounds. */
+/* Returns whether this segment `control` belongs to a serving daemon of this library's version, and
+ * its counts and lengths are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Whether the name `control` still leads to the segment that the session has mapped. Returns 0 once
- * the session's directory was removed. The mapped segment then no longer shows whether the daemon
- * has ended. */
+/* Returns whether the name `control` still leads to the segment that the session has mapped.
+ * Returns 0 once the session's directory was removed. The mapped segment then no longer shows
+ * whether the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be

@@ -69,8 +69,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* monarch_rank is written only if there is a rank. Most programs have none, and so need
-             * no private page for the variable. */
+            /* monarch_rank is written only if there is a rank. Most programs have no rank, and
+             * without this write they need no private page for the variable. */
             if (rank)
                 monarch_rank = rank;
             return;

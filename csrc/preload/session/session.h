@@ -23,8 +23,8 @@ struct session {
     /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
      * exists. Upper bits: number of the check that has written the lowest bit (attach.c). */
     uint32_t off;
-    /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another one; 0:
-     * unknown */
+    /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another mount
+     * namespace; 0: unknown */
     uint32_t mounts;
     /* atomic: the session of the previous daemon, whose copies may still be open */
     struct session *before;
@@ -107,22 +107,22 @@ static inline const struct monarch_entry *monarch_entry_of(struct session *s, ui
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
-/* Whether the entry's file was recorded as changed, so that the catalog and the copy are
+/* Returns whether the entry's file was recorded as changed, so that the catalog and the copy are
  * outdated. */
 static inline int monarch_entry_is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Whether the source is so fast that a read at the source ends sooner than a wait for the file's
- * copy. */
+/* Returns whether the source is so fast that a read at the source ends sooner than a wait for the
+ * file's copy. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
 /* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
- * copies are not read. The first call of this function maps the segment, because most processes
- * never need the segment. */
+ * copies are not read. The segment is mapped only at the first call of this function, because most
+ * processes never need the segment. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* At most once a second, checks the switch files, the process's rights, and whether the session's
@@ -151,7 +151,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Whether monarch_hint_scan may have room for a path. */
+/* Returns whether monarch_hint_scan may have room for a path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
  * there is no room. is_part: 1 if the program has read too little of the file for the file to be
@@ -159,8 +159,8 @@ int monarch_may_hint_scan(const struct session *s);
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line to standard error, at most once in a process, and only if descriptor 2 is still
- * the file that it was when the library was loaded. */
+/* Writes one line to standard error, at most once in a process. Writes nothing if descriptor 2
+ * refers to another file than when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, makes its child processes omit it. Call this only in a
  * constructor, while there is only one thread. */

@@ -40,8 +40,8 @@ static uint64_t word_at(int fd, uint64_t at) {
 
 #define HALF_AT(fd, field) ((uint32_t)word_at(fd, offsetof(struct monarch_control, field)))
 
-/* Whether `control` is a descriptor of a serving daemon's segment `control`, and `dev` is the
- * device of one of the daemon's sources. */
+/* Returns whether `control` is a descriptor of a serving daemon's segment `control`, and `dev` is
+ * the device of one of the daemon's sources. */
 static int is_of_source(int control, uint64_t dev) {
     if (word_at(control, 0) != MONARCH_MAGIC || HALF_AT(control, version) != MONARCH_VERSION ||
         HALF_AT(control, state) != MONARCH_SERVING)

@@ -7,11 +7,11 @@
 
 #include <sys/stat.h>
 
-/* Whether the process, at its last search, found a daemon to which it could not attach for lack of
- * address space. */
+/* Returns whether the process, at its last search, found a daemon but could not attach to it for
+ * lack of address space. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything
- * below it has changed. A file that is on no source's device is not reported. Returns whether the
- * daemon was told. */
+ * below it has changed. A file on a device that holds no source is not reported. Returns whether
+ * the daemon was told. */
 int monarch_tell_change(const struct stat *st, int is_tree);
