@@ -85,9 +85,9 @@ REST_BACK, LONG_REST_S = 30, 0.1
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# If the engine has not been allowed to order fills for this long [s], the running iteration lets it
-# do so for a moment. To do this more often would not pay, because it requires that the free room of
-# all tiers is computed each time.
+# If the engine has not been allowed to order fills for this long [s], the running iteration allows
+# it for a moment. To allow it more often would not pay, because the free room of all tiers must be
+# computed each time.
 LET_S = 0.001
 
 
@@ -284,7 +284,7 @@ class Daemon:
     def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Leaves the processors to programs between two iterations. The loop counts as awake during
         the rest, so that clients need not ring. The rest ends early if the engine leaves work to
-        the loop (see `Engine.rest`). Returns whether the engine has left any.
+        the loop (see `Engine.rest`). Returns whether the engine has left work.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone

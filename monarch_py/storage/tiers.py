@@ -281,8 +281,8 @@ class Tier:
     def first_number() -> int:
         """Returns the least number that a daemon may give to its first copy: the microseconds since
         1970. Daemons make fewer than a million copies a second, so the copies of earlier daemons
-        have smaller numbers. This fails only if the clock was set back, so `Filler.first_copy` is
-        also larger than the numbers of all present copies."""
+        have smaller numbers. This is not certain if the clock was set back, so `Filler.first_copy`
+        is also larger than the numbers of all present copies."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -462,8 +462,8 @@ class Tier:
             so, this descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
-            # close() releases the descriptor even if the file system is broken and it returns an
-            # error.
+            # close() releases the descriptor even if it returns an error, as on a broken file
+            # system.
             with suppress(OSError):
                 os.close(fd)
 

@@ -223,8 +223,8 @@ class Copies:
     # --- lost tiers -------------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier: clients stop opening them, and the files may be filled
-        into other tiers."""
+        """Drops the copies of a lost tier: clients stop opening these copies, and the copied files
+        may be filled into other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)

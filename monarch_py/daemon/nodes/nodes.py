@@ -97,7 +97,7 @@ class Nodes:
     @property
     def may_wait(self) -> bool:
         """Whether readers, here and on other nodes, wait until it is known which node keeps which
-        file. They wait only in the first START_LIMIT_S."""
+        file. They wait only in the first START_LIMIT_S after the daemon's start."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property

@@ -160,7 +160,7 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # an error in the thread; no copy is evicted any more
+        except Exception:  # an error in the thread, after which no copy is evicted any more
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
