@@ -1,4 +1,4 @@
 """Brings up one daemon per node and tells each daemon about the others.
 
-Monarch uses MPI for this alone.
+This is the only part of Monarch that uses MPI.
 """

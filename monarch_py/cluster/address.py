@@ -16,10 +16,10 @@ def is_loopback(address: str) -> bool:
 
 def serving_address(config: Config) -> str:
     """Returns the address at which the other nodes reach this one. The key `peers` of the
-    configuration may name the address, or the interface that has it. If the key names neither, this
-    function tries the interfaces' addresses to which the host's name resolves, and then all other
-    addresses of the interfaces. It returns the first address that is not a loopback address, or
-    127.0.0.1 if there is none.
+    configuration may name the address, or an interface, whose first address is returned. If the key
+    names neither, the first address that is not a loopback address is returned. Addresses to which
+    the host's name resolves come before the other addresses of this node's interfaces. If all
+    addresses are loopback addresses, 127.0.0.1 is returned.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

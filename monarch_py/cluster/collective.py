@@ -1,6 +1,6 @@
-"""Collective steps: after each step every rank knows the step's outcome on all ranks.
+"""Collective steps: after each step, every rank knows how the step has ended on all ranks.
 
-So the ranks either all go on, or all end with the same message.
+So either all ranks go on, or all ranks end with the same message.
 """
 
 import traceback
@@ -13,7 +13,7 @@ from monarch_py.errors import MonarchError
 
 T = TypeVar("T")
 
-# Largest number of nodes that one sentence names; further nodes are only counted.
+# The largest number of nodes that one sentence names. Further nodes are only counted.
 MOST_NAMES = 4
 
 
@@ -42,7 +42,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    except Exception as error:  # shared below; otherwise the other ranks would wait for this one
+    # This error is shared below too. Otherwise the other ranks would wait for this rank.
+    except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
     outcomes = ranks.gather(outcome)
@@ -55,7 +56,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
     """Merges equal sentences of several nodes into one sentence that begins with the nodes' names.
-    said : pairs of a node's name and the node's sentence"""
+    said : for each sentence, the name of its node, and the sentence"""
     speakers: dict[str, list[str]] = {}
     for name, words in said:
         speakers.setdefault(words, []).append(name)

@@ -12,9 +12,9 @@ from monarch_py.util.launcher import Launch
 # Time limit for MPI_Init [s]. It leaves time for ranks that import Python from a slow file system,
 # and so call MPI_Init late.
 JOIN_LIMIT_S = 120.0
-# Each rank waits APART_S [s] longer than the rank before it. So one rank prints the message, and
-# the launcher ends the other ranks before they print it too. From rank APART_RANKS on, all ranks
-# wait equally long.
+# Each rank waits APART_S [s] longer than the rank before it. So one rank prints the message first,
+# and the launcher ends the other ranks before they print the message too. From rank APART_RANKS on,
+# all ranks wait equally long.
 APART_S, APART_RANKS = 1.0, 10
 
 
@@ -22,8 +22,8 @@ APART_S, APART_RANKS = 1.0, 10
 def bounded_join(launch: Launch) -> Iterator[None]:
     """Kills this process if the block takes too long; the launcher then ends all other ranks.
 
-    MPI_Init holds Python's global lock, so no thread or signal handler of Python can run meanwhile.
-    Instead, a child process watches the time. The child ends with the block or with this process.
+    MPI_Init holds Python's global lock, so no thread or signal handler of Python can run during the
+    call. So a child process watches the time. The child ends when the block or this process ends.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -39,8 +39,8 @@ def bounded_join(launch: Launch) -> Iterator[None]:
 
 
 def _watch(reading: int, launch: Launch) -> NoReturn:
-    """The body of the child process. The child ends with its parent, so that it does not keep
-    inherited pipes open."""
+    """Runs in the child process: kills the parent process at the time limit. The child also ends
+    when its parent ends, so that it does not keep inherited pipes open."""
     try:
         limit_s = JOIN_LIMIT_S + APART_S * min(launch.rank, APART_RANKS)
         parent = os.getppid()
@@ -57,8 +57,9 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal if MPICH's launcher started it. If a rank exits with a status
-    before MPI_Init, MPICH's launcher does not notice, and the other ranks wait for that rank."""
+    """Ends this process by a signal if MPICH's launcher started the process. If a rank calls exit()
+    before MPI_Init, MPICH's launcher does not notice this, and the other ranks wait for that
+    rank."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The steps by which one rank brings up the daemon of its own node."""
+"""The steps with which a rank brings up the daemon of its own node."""
 
 import os
 import socket
@@ -24,11 +24,11 @@ from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
 # TURN_LIMIT_S: how long this command waits for the lock `turn` [s]. Another command holds the lock
-# while it starts a daemon, and may list the sources for minutes. TURN_PAUSE_S: pause between two
-# attempts to take the lock [s].
+# while it starts a daemon. During the start, that command may list the sources for minutes.
+# TURN_PAUSE_S: the pause between two attempts to take the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
-# Number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
-# answer the first one too late.
+# The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
+# answer the first attempt too late.
 LOOKS = 2
 
 
@@ -37,8 +37,8 @@ class LocalNode:
 
     record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
     began : on rank 0, the time at which `scan` began, on time.monotonic() [s]
-    process, lifeline : the daemon's process, and the descriptor whose closing ends the daemon;
-        None until this rank has started the daemon
+    process, lifeline : the daemon's process, and a descriptor. The daemon ends when the descriptor
+        is closed. Both are None until this rank has started the daemon
     """
 
     def __init__(self, config_file: Path, name: str) -> None:
@@ -57,7 +57,7 @@ class LocalNode:
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` reports the error, as on the other nodes
+            return  # `prepare` loads the configuration again, and reports the error
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():
@@ -114,12 +114,12 @@ class LocalNode:
         return DaemonConnection(SessionDir.of(self._config.file))
 
     def roots(self) -> list[int | None]:
-        """The inode number of each source's directory; None for a directory that cannot be
+        """Returns the inode number of each source's directory; None for a directory that cannot be
         examined."""
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address by which the other daemons know it. The daemon lists the
+        """Starts the daemon at the address that the other daemons have for it. The daemon lists the
         sources itself. Returns the problems that the daemon reports, as `start` does.
 
         name, roots : name of a node whose daemon runs, and the `roots` of that node
@@ -148,8 +148,8 @@ class LocalNode:
         return troubles(self._daemon.ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
-        """The other nodes whose daemons this node's daemon does not reach, as the daemon's command
-        `all` reports them."""
+        """Returns the other nodes whose daemons this node's daemon cannot reach. Each element is
+        what the daemon's command `all` reports of a node."""
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):  # the answer may take too long if thousands of nodes are off
             for _ in range(LOOKS):

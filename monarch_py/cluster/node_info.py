@@ -1,4 +1,5 @@
-"""What each node reports of itself before the daemons start, and whether the nodes fit together."""
+"""What each node reports of itself before the daemons start, and whether the nodes can form a
+cluster."""
 
 import hashlib
 import os
@@ -19,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for settings that may differ between nodes even if the configuration files are equal, by the
-# first part of the setting's key.
+# For settings that may differ between nodes even if the configuration files are equal: the hint for
+# the user, by the first part of the setting's key.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -30,7 +31,7 @@ class NodeInfo:
 
     name : the node's name, for messages
     place : what identifies the node's daemon: host, boot, session, and file system of the shared
-        memory. Two daemons differ in at least one of the four
+        memory. Two different daemons differ in at least one of these four values
     file : the path of the configuration
     address : where the daemon will listen; None if a daemon already runs on the node
     running : the name of the running daemon's cluster; "" if the daemon works alone; None if no
@@ -49,8 +50,9 @@ class NodeInfo:
 
 
 def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
-    """Returns this node's information, and the listening socket; None in place of the socket if a
-    daemon already runs here. Raises ConfigError or SessionError if this node cannot take part."""
+    """Returns this node's information, and the socket at which its daemon will listen. The socket
+    is None if a daemon already runs here. Raises ConfigError or SessionError if this node cannot
+    take part."""
     session = SessionDir.of(config.file)
     session.make()
     running, is_current = _running(DaemonConnection(session))
@@ -73,7 +75,7 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
     """Returns the name of the running daemon's cluster (None if no daemon runs here), and whether
-    that daemon has read the present text of the configuration."""
+    the configuration is unchanged since that daemon read it."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -120,9 +122,9 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """Checks that the running daemons were started with these nodes, and that no node's settings or
-    quotas have changed since. If a check fails, raises SessionError, with the same words on every
-    rank."""
+    """Checks that the running daemons were started with these nodes. Also checks that the nodes
+    whose daemons do not run have the same settings and quotas as at that start. If a check fails,
+    raises SessionError, with the same words on every rank."""
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(

@@ -1,7 +1,7 @@
 """Brings the daemons of all nodes up together.
 
-Every rank prepares, rank 0 lists the sources, and every rank starts its daemon. If some daemons of
-a cluster run already, the missing ones are started and rejoin it.
+Every rank prepares its node, rank 0 lists the sources, and every rank starts its daemon. If some
+daemons of a cluster run already, the missing daemons are started, and rejoin the cluster.
 """
 
 import os
@@ -31,10 +31,10 @@ class Node:
     """This rank's daemon, once all daemons are up.
 
     process : the daemon's process; None if the daemon ran already
-    lifeline : descriptor whose closing ends the daemon, unless `detach` was called
+    lifeline : a descriptor. The daemon ends when it is closed, unless `detach` was called
     rank : this node's rank
     names : the names of all nodes, in the order of their ranks
-    started : names of the nodes whose daemons did not run before
+    started : the names of the nodes whose daemons this call has started
     warnings : the warnings of all nodes, one sentence each
     """
 
@@ -76,8 +76,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
     except MonarchError as end:  # raised on all ranks
         if ranks.rank == 0:
             sys.stderr.write(f"monarch: {end}\n")
-        # Wait for all ranks, since a launcher may kill the others when one rank exits with an
-        # error.
+        # Wait for all ranks, because a launcher may kill the other ranks as soon as one rank exits
+        # with an error.
         ranks.meet()
         ranks.leave()
         sys.exit(end.exit_status)
@@ -91,8 +91,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # Two commands may bring up daemons at once. If both have their rank 0 on the same node, the
-    # second command waits here for the first.
+    # Two commands may bring up daemons at the same time. If rank 0 of both commands is on the same
+    # node, the second command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -119,8 +119,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """Returns one sentence for each reason why the asker's daemon does not reach some of the nodes.
-    The sentence names the nodes that the daemon does not reach for that reason."""
+    """Returns a sentence for each reason why the asker's daemon cannot reach some of the nodes. The
+    sentence names all nodes that cannot be reached for that reason."""
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
         nodes = [node for node in silent if node["why"] == why]
@@ -137,8 +137,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The nodes' clocks may differ. But `meet` returns on all nodes at almost the same moment, so
-    # `now` is that moment on every node's own clock.
+    # The nodes' clocks may differ. But `meet` returns on all nodes at almost the same moment. On
+    # each node, `now` is that moment on the node's own clock.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)

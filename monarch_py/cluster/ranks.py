@@ -11,9 +11,9 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# Shortest and longest pause between two polls of `meet` [s]. A rank that blocks in MPI keeps a core
-# busy, and rank 0 may scan for minutes. So the ranks poll until all of them have arrived, and only
-# then make a blocking call.
+# The shortest and the longest pause between two polls in `meet` [s]. A rank that blocks in MPI
+# keeps a core busy, and rank 0 may scan for minutes. So the ranks poll until all ranks have called
+# `meet`, and only then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon by itself with --alone"
 
@@ -22,8 +22,8 @@ class Ranks:
     """All ranks that the launcher has started. Every rank must make the same calls in the same
     order.
 
-    The constructor joins the ranks. It raises SessionError if mpi4py cannot be loaded, or if MPI
-    does not see all ranks that the launcher has started.
+    The constructor returns once all ranks have called it. It raises SessionError if mpi4py cannot
+    be loaded, or if MPI does not see all ranks that the launcher has started.
 
     names : the nodes' names, for messages, in the order of the ranks
     """
@@ -66,14 +66,14 @@ class Ranks:
         self._mpi.Finalize()
 
     def abort(self) -> None:
-        """Kills all ranks at once, including this one. Call it if this rank fails, since the other
-        ranks would wait for this one."""
+        """Kills all ranks at once, including this one. Call it if this rank fails, because the
+        other ranks would otherwise wait for this rank."""
         self._comm.Abort(1)
 
 
 def _names(hosts: list[str]) -> list[str]:
-    """Returns a name for each rank: the name of its host. If several ranks are on one host, the
-    rank's number follows the host's name."""
+    """Returns a name for each rank: the name of the rank's host. If several ranks are on one host,
+    the rank's number follows the host's name."""
     ranks_on = Counter(hosts)
     return [host if ranks_on[host] == 1 else f"{host}#{i}" for i, host in enumerate(hosts)]
 
@@ -82,8 +82,8 @@ def _load(launch: Launch) -> Any:
     try:
         import mpi4py
 
-        # We call MPI_Init and MPI_Finalize ourselves, so that MPI starts only where it is needed
-        # and ends before the process does.
+        # This class calls MPI_Init and MPI_Finalize itself, so that MPI starts only where it is
+        # needed, and ends before the process ends.
         mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -45,7 +45,7 @@ Action = Callable[[Request], Any]
 
 class Control:
     """Answers the commands of this user and of root until the daemon ends. If the socket's file is
-    unlinked, the daemon ends, because no further command could reach the daemon.
+    unlinked, the daemon ends, because no further command could reach it.
 
     Raises OSError if the socket cannot be made.
     """
@@ -187,7 +187,7 @@ class Control:
 
     def _let_go(self, _: Request) -> Request:
         """Makes the daemon end once no process uses it. A daemon that `monarch run` has started
-        does so anyway."""
+        ends in this way without this command."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -264,15 +264,16 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The loop does not wait while these files
-        are examined, because their file system may hang."""
+        """Returns the files that programs have open. The files are examined outside `deciding`, so
+        the loop goes on even if their file system hangs."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Looks up files at the source that the scan has not found yet, and adds the files to the
-        catalog. Returns their entries, with -1 for a path at which there is no file."""
+        """Looks up, at the source, files that the scan has not found yet, and adds these files to
+        the catalog. Returns the entries of all requested paths, with -1 for a path at which there
+        is no file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [scanner.look(number, path) for number, path in paths]

@@ -27,8 +27,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval between points at the start [s].
 FIRST_INTERVAL_S = 0.1
-# Between two opens of one thread, the thread counts as a reader if the two are at most this far
-# apart [s].
+# Between two successive opens, a thread counts as a reader if at most this time lies between them
+# [s].
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -41,7 +41,7 @@ class Moment:
     seconds : the time since the daemon's start [s];  totals : the counters so far
     opens : (slots,) how many files programs have opened, by slot; each thread counts in one slot
     epoch : the epoch of the plan that is followed, or None
-    memory_bytes : how much more memory a RAM tier may take now
+    memory_bytes : how much more memory a RAM tier may take now [bytes]
     """
 
     seconds: float
@@ -55,10 +55,11 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. A thread counts if it has opened a file
-    since the previous point. A thread also counts if it has opened a file before that point, and
-    opens its next file after this point: it is added to the point once that open is seen. `memory`
-    is the least amount of memory that was available to a RAM tier since the previous point [bytes].
+    is the number of program threads that were reading. A thread counts as reading if it has opened
+    a file since the previous point. A thread also counts if it opened a file earlier and opens its
+    next file only after this point; it is then added to this point later, once that next open is
+    seen. `memory` is the least amount of memory that was available to a RAM tier since the previous
+    point [bytes].
     """
 
     def __init__(self) -> None:
@@ -88,9 +89,9 @@ class History:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """A thread that opens a file now has been reading since its previous open. So adds the
-        thread to the readers at all points since that open, unless the open was more than
-        LONGEST_READ_S ago."""
+        """Adds the threads that have opened a file now to the readers at earlier points. Such a
+        thread has been reading since its previous open, so it is added at all points since that
+        open. If that open was more than LONGEST_READ_S ago, the thread is added to no point."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

@@ -119,8 +119,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             # The record tells the preload library whether to start a daemon by itself
-            # (ipc/record.py). Without `autostart`, no record is needed, but an older record must be
-            # replaced, because it may tell the library to start a daemon.
+            # (ipc/record.py). Without `autostart`, no record is needed. But a record of an earlier
+            # daemon must be replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
@@ -132,8 +132,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            # For this long, the scan waits for a program's first open. This wait is short if the
-            # library has started the daemon, because the program has then opened its first file
+            # How long the scan waits for a program's first open [s]. The wait is short if the
+            # library has started the daemon, because a program has then opened its first file
             # already.
             awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
             daemon = _daemon(config, session, startup, awaits_s=awaits_s)
@@ -172,8 +172,8 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 def end_process(status: int = 0) -> NoReturn:
     """Ends this process after its daemon has ended. Unlike the interpreter's own exit, this
-    function does not wait for threads, because their results (a plan's placement, the answer of a
-    file system that hangs) are no longer needed."""
+    function does not wait for threads. Nobody needs their results any more, such as a plan's
+    placement, or the answer of a file system that hangs."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -181,9 +181,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _allow_descriptors() -> None:
-    """Raises the soft limit on descriptors. The usual limit is chosen for programs that use
-    select(), and is low for a daemon, which has a connection for each peer. If the limit cannot be
-    raised, the daemon has fewer connections."""
+    """Raises the soft limit on descriptors. The usual limit suits programs that use select(), but
+    is too low for a daemon, which has a connection for each peer. If the limit cannot be raised,
+    the daemon has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
@@ -228,7 +228,7 @@ class _Log(logging.StreamHandler):  # type: ignore[type-arg]  # not generic in P
 
 
 def main() -> None:
-    """Runs the daemon's process; the entry point of the command that `spawn` executes."""
+    """Runs the daemon's process. The command line that `spawn` executes calls this function."""
     logging.basicConfig(
         handlers=[_Log()], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
@@ -250,7 +250,8 @@ def main() -> None:
 def _say_last(line: str) -> None:
     """Writes a line to standard error, which is the log. If the log was removed with its session,
     also writes the line to syslog and to a new log file, where a user looks for the reason."""
-    with contextlib.suppress(OSError):  # fails if shared memory, where the log lies, is full
+    # The write fails if shared memory, which holds the log, is full.
+    with contextlib.suppress(OSError):
         sys.stderr.write(line)
         sys.stderr.flush()
     session = SessionDir.of(Path(sys.argv[1]))

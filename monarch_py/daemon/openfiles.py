@@ -23,8 +23,8 @@ from monarch_py.util.processes import own_processes
 Opened = tuple[dict[str, Any], int, int]
 # The line of /proc/PID/fdinfo/FD with the open(2) flags of the descriptor, in octal digits.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
-# How much of /proc/PID/fdinfo/FD is read. The flags are near its beginning; for some kinds of
-# descriptors, long lines follow.
+# How much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of this file. In
+# the files of some kinds of descriptors, long lines follow.
 _FDINFO_BYTES = 4096
 
 
@@ -36,8 +36,8 @@ def _regular_files(
     is_meant : takes the path of a descriptor's file in /proc/PID/fdinfo, and returns whether to
         examine the descriptor
     """
-    # Paths are strings here, because Path objects would take three times as long. The daemon's
-    # start waits until this function has been called for each process (`writers`).
+    # Paths are strings here, because Path objects would take three times as long. The time matters,
+    # because the daemon's start calls this function for every process of the user (`writers`).
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")
@@ -53,8 +53,8 @@ def _regular_files(
 
 
 def _may_write(fdinfo: str) -> bool:
-    """Whether the descriptor is open for writing. The answer comes from /proc alone, because
-    asking the file system might hang."""
+    """Whether the descriptor is open for writing. The answer comes from /proc alone, because a call
+    to the descriptor's file system might hang."""
     file = os.open(fdinfo, os.O_RDONLY | os.O_CLOEXEC)
     try:
         flags = _FLAGS.search(os.read(file, _FDINFO_BYTES))
@@ -80,8 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog's file that a (device, inode) belongs to, and whether that is the file at
-    the source or a copy."""
+    """Finds the file in the catalog that a (device, inode) belongs to, and tells whether the
+    (device, inode) is that of the file at the source or that of a copy."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -126,8 +126,8 @@ class _Finder:
 
 
 def all_opened() -> list[Opened]:
-    """Returns the open files of all processes. The function asks the file systems of these files,
-    so it does not return while one of these systems hangs."""
+    """Returns the open files of all processes of this user. The function calls stat() for each
+    file, so it does not return while a file system hangs."""
     found: list[Opened] = []
     for process in own_processes():
         try:

@@ -2,12 +2,12 @@
 
 An `OrphanWatch` ends a daemon in two cases: the `monarch run` that was to end the daemon was
 killed; or the last run has ended while other processes still used the daemon. An `IdleWatch` ends a
-daemon that the first program of a job has started (commands/autostart.py).
+daemon that was started for the first program of a job (commands/autostart.py).
 
 The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
 that is killed. The commands of a killed run go on, and may have started processes that use the
-session. The daemon serves all of these processes, and ends once they have all been gone for a
-while. A separate thread looks for these processes, because reading /proc can block while a process
+session. The daemon serves all of these processes, and ends some time after the last of them has
+ended. A separate thread looks for these processes, because reading /proc can block while a process
 waits for a file system.
 """
 
@@ -86,10 +86,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that this watch ends the daemon, and that the last run need not end it. Returns
-        False, and records nothing, if a new run has begun. If the result is True, this process
-        keeps the lock `turn` until it ends. So the next run starts another daemon only after that
-        end."""
+        """Records that this watch ends the daemon, and that the last run need not end the daemon.
+        Returns False, and records nothing, if a new run has begun. If the result is True, this
+        process keeps the lock `turn` until the process ends. So the next run can start another
+        daemon only after this process has ended."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -116,7 +116,8 @@ class OrphanWatch(_Watch):
         self._shares.note_daemon(self._me)
 
     def _is_ours(self) -> bool:
-        return self._shares.daemon() == self._me  # otherwise `monarch start` has taken it over
+        # If another daemon or none is recorded, `monarch start` has taken this daemon over.
+        return self._shares.daemon() == self._me
 
     def _is_used(self) -> bool:
         return super()._is_used() or bool(self._jobs.noted())
@@ -139,7 +140,7 @@ class IdleWatch(_Watch):
     the count of opened files shows that the daemon was used. A daemon that makes copies (for
     `monarch warm`, or a plan) counts as used as well.
 
-    idle_s : how long the daemon stays without a user [s]
+    idle_s : the daemon ends after it has been unused for this long [s]
     """
 
     def __init__(self, session: SessionDir, daemon: Daemon, idle_s: float) -> None:
@@ -147,7 +148,7 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        return not self._daemon.stays  # otherwise `monarch start` has taken it over
+        return not self._daemon.stays  # If it stays, `monarch start` has taken the daemon over.
 
     def _is_used(self) -> bool:
         before, opens = self._done, self._daemon.shared.totals()["opens"]

@@ -29,8 +29,8 @@ TAKEN = 65536
 def close_old_session(session: SessionDir) -> None:
     """Marks a dead daemon's segments as closed, and removes them.
 
-    The mark makes attached clients switch to the new segments. Without it they would keep recording
-    changes in the old segments, which no daemon reads.
+    The mark makes attached clients switch to the new segments. Without the mark, these clients
+    would keep recording changes in the old segments, which no daemon reads.
     """
     with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
@@ -92,7 +92,8 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        # All copies in the staging area are stamped (monarch_stamp). The field is its number + 1.
+        # All copies in the staging area are stamped (monarch_stamp). The field holds the area's
+        # tier number + 1.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
@@ -136,9 +137,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes a source to running clients. `put_source` has written the source's description.
-        The count of sources is written after it, so that clients see no source without a
-        description. The ring of the doorbell before this last write acts as a memory barrier.
+        """Publishes a source, whose description `put_source` has written, to running clients. The
+        count of sources is increased last, so that clients see no source without a description. The
+        ring of the doorbell before the increase acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -202,9 +203,9 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has been unlinked, or None if there is none. While a
-        segment's name is missing, no further client can attach, and attached clients do not learn
-        of another daemon."""
+        """Returns the path of a segment that has been unlinked, or None if no segment has. While a
+        segment's name is missing, no further client can attach, and attached clients do not notice
+        a new daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
@@ -235,7 +236,8 @@ class Shared:
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns (n,) entries without a copy that programs have opened since the last call."""
+        """Returns (n,) entries that programs have opened since the last call and that had no
+        copy."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:

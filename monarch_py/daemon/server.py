@@ -48,8 +48,9 @@ log = logging.getLogger("monarch.daemon")
 # switch files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
 # How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long,
-# because an iteration after a sleep is expensive: the processor caches are cold. Four such
-# iterations a second took a fifth of the processor time that sending files to other nodes took.
+# because an iteration after a sleep is expensive: the processor caches are cold. On a node that
+# sent files to other nodes, four such iterations a second cost a fifth as much processor time as
+# the sending itself.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -57,9 +58,9 @@ QUIET_TURNS = 8
 # files that readers wait for, because a waiting reader wakes only the engine; to count and record
 # the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps while programs open files of a plan, or while fills ahead wait for names
-# from the scan [ms]. The time is short, so that the loop soon sees what programs open, and what the
-# scan has found.
+# How long the loop sleeps while programs open files of a plan, or while fills ahead wait until the
+# scan finds more files [ms]. The time is short, so that the loop soon sees what programs open, and
+# what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
@@ -69,13 +70,14 @@ FIRST_OPEN_MS = 5
 #     at most a twentieth of a processor, unless the maximum is reached.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     for names from the scan, the maximum is the time for which their present names last, but at
-#     least SHORT_REST_S and at most MOST_REST_S.
-# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] while background fills stand back
-#     (`Engine.stands_back`), or programs' opens show that they hardly wait for the sources, no work
-#     is left and no plan is followed. An iteration then costs programs more time than it saves.
-# NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as a
-#     reader waits for something that only the next iteration can do.
+#     until the scan finds more files, the maximum is the time for which the files found so far will
+#     last, but at least SHORT_REST_S and at most MOST_REST_S.
+# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
+#     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
+#     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
+#     programs more time than it saves.
+# NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
+#     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 19, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
@@ -84,14 +86,15 @@ REST_BACK, LONG_REST_S = 30, 0.1
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# An iteration lets the engine order fills whenever the engine has not been allowed to for this long
-# [s]. More often would not pay: the rooms of all tiers are computed each time.
+# If the engine has not been allowed to order fills for this long [s], the running iteration allows
+# it for a moment. To allow it more often would not pay, because the free room of all tiers must be
+# computed each time.
 LET_S = 0.001
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
-    """Whether programs wait for the sources. opens, open_s : how many files they have opened there,
-    and the total time of these opens [s]"""
+    """Whether programs wait for the sources. opens, open_s : how many files programs have opened at
+    the sources, and the total time of these opens [s]"""
     return open_s > WORTH_HASTE_S * opens
 
 
@@ -104,7 +107,7 @@ class Daemon:
     awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
     stays : whether the daemon goes on while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if no file was removed
-    at_end : callbacks that stop whatever must stop before the daemon's parts are closed
+    at_end : callbacks that run at the end, before the daemon's parts are closed
     """
 
     def __init__(
@@ -137,7 +140,8 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # For how long the names of fills ahead last; infinite if these fills do not wait for names.
+        # If fills ahead wait until the scan finds more files: the time for which the files found so
+        # far will last [s]. Otherwise infinite.
         self._names_last_s = math.inf
         self._pace_scan()  # before the first iteration, which starts the scan
 
@@ -280,9 +284,8 @@ class Daemon:
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
         """Leaves the processors to programs between two iterations. The loop counts as awake during
-        the rest, so that clients need not ring. The rest ends early in two cases: a reader waits
-        for something that only the next iteration can do, or a fill has ended and the engine could
-        not publish its copy. Returns whether one of the two has happened.
+        the rest, so that clients need not ring. The rest ends early if the engine leaves work to
+        the loop (see `Engine.rest`). Returns whether the engine has left work.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone
@@ -365,7 +368,9 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        self.filler.copies.feed_drops()  # in the same iteration: readers may wait for the room
+        # The copies dropped by the calls above are handed over in the same iteration, because
+        # readers may wait for the room that the copies occupy.
+        self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()
         self.filler.await_results(follows_plan=self.plan_manager.is_active)
@@ -407,9 +412,10 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of an iteration, if it has not been allowed
-        to for LET_S. Otherwise descriptors that programs hand over would wait for the end of the
-        iteration, which comes late if there are more running threads than processors."""
+        """Lets the engine order fills between two parts of an iteration, if the engine has not been
+        allowed to order any for LET_S. Without this call, the fills of files whose descriptors
+        programs hand over would be ordered only after the iteration. An iteration takes long if
+        there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -495,9 +501,9 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Returns the answer to `status`. It is computed between two iterations."""
         with self.deciding():
-            # so that the answer counts the opens since the last iteration
+            # The answer also covers what programs have opened since the last iteration.
             self.filler.requests.take_wants()
-            if self.filler.collect():  # so that every published copy is counted
+            if self.filler.collect():  # The answer also counts copies that were just published.
                 self.shared.ring()
             self._take_opened(NO_IDS)
             told = {

@@ -77,8 +77,8 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
     working directory away from the daemon, so the path of this package is passed as an argument.
     The daemon multiplies no matrices, so numpy need not start a thread for each processor. The
-    garbage collector is off while modules are imported: it would find nothing, and take a tenth of
-    the start's time."""
+    garbage collector is off while modules are imported: it would find no garbage, but would take a
+    tenth of the start time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, sys; gc.disable(); sys.path.insert(0, sys.argv.pop(1));"
@@ -115,8 +115,8 @@ def spawn(
         process = _start(_command(config_file, words), session, inherited)
     try:
         _wait_until_up(process, session)
-    # The daemon is ended even if a signal ends this process now, because no other process knows of
-    # the daemon.
+    # If a signal ends this process during the wait, the daemon must be ended too, because no other
+    # process knows that the daemon exists.
     except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise
@@ -144,9 +144,9 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. A signal to this process ends the daemon. Raises SessionError,
-    with the last line that the daemon has written, if the daemon has failed. A daemon whose threads
-    hang in a source counts as ended properly, because its exit status is not known until the source
-    answers."""
+    with the last line that the daemon has written, if the daemon has failed. If threads of the
+    daemon still hang in a source at its end, the daemon counts as ended properly, because its exit
+    status is not known until the source answers."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

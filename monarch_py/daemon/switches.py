@@ -23,10 +23,9 @@ PATIENCE_S = 0.05
 class Switches:
     """Tells whether Monarch is switched off, which is the case while one of `files` exists.
 
-    A thread checks the files, so that the daemon's loop goes on while their file system hangs. The
-    last result then remains valid until the file system answers again. Until the first result,
-    Monarch counts as switched off. The constructor waits for the first result for at most `limit_s`
-    [s].
+    A thread checks the files, so that the daemon's loop goes on while their file system hangs.
+    While it hangs, the result of the last check remains valid. Before the first result, Monarch
+    counts as switched off. The constructor waits for the first result for at most `limit_s` [s].
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:

@@ -4,7 +4,7 @@ The dataset has images of ten classes in three layouts that are usual in trainin
 own directory::
 
     shards/  files of about 8 MiB; a record is a byte with the label, then the pixels
-    tree/    one file of pixels per image, about 100 KB like a JPEG, in a directory per class
+    tree/    a directory per class, with one file of pixels per image, about 100 KB like a JPEG
     npy/     images-*.npy (n, 176, 192, 3) uint8, and labels-*.npy (n,) uint8
 
 A class is a pattern of coloured cells, hidden in noise that differs for each image. A linear model
@@ -25,7 +25,8 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# The smallest dataset. In a smaller one, a layout would have fewer than four images.
+# The size of the smallest dataset [bytes]. In a smaller dataset, a layout would have fewer than
+# four images.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -34,16 +35,17 @@ CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 
-# Share of each layout in the requested size.
+# The share that each layout has of the requested size.
 SHARES = {"shards": 0.40, "tree": 0.40, "npy": 0.20}
 IMAGES_PER_SHARD = 80
 IMAGES_PER_NPY = 40
-# The number of images that are generated at a time. It bounds the memory for a large dataset to
-# about 50 MiB.
+# The number of images that are generated at a time. With this number, even a large dataset needs
+# only about 50 MiB of memory.
 IMAGES_PER_STEP = 160
 
-# The modification time of all files: 2020-09-13. It lies far in the past, so no file seems recently
-# written. It is always the same, so two datasets of one seed and size have equal attributes too.
+# The modification time of all files: 2020-09-13. It is far in the past, so that no file seems to
+# have been written recently. It is always the same, so that two datasets of equal seed and size
+# also have equal attributes.
 MTIME_NS = 1_600_000_000 * 10**9
 
 
@@ -88,8 +90,8 @@ def _images(
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So
-        # the classes overlap in every single cell, and only all cells together distinguish them.
+        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So no
+        # single cell distinguishes the classes, but all cells together do.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

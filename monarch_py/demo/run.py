@@ -1,7 +1,7 @@
 """``monarch demo``: a small training reads from a slow source, first without and then with Monarch.
 
-The same script trains twice for three epochs with the same dataset and seed. The operations and
-bytes are counted by the slow source (demo/slowsource.py), not by Monarch.
+The same script trains twice for three epochs, with the same dataset and seed. The slow source
+(demo/slowsource.py), not Monarch, counts the operations and bytes.
 """
 
 import json
@@ -39,9 +39,9 @@ DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A Python program that runs the command `monarch` of this package. Its first argument is
-# PACKAGE_PARENT. This path replaces sys.path[0], the working directory, from which Python would
-# otherwise import a package of the same name, such as a checkout.
+# A Python program that runs the command `monarch` of this package. The program's first argument is
+# PACKAGE_PARENT. This path replaces sys.path[0], which is the working directory. Otherwise Python
+# would import a package of the same name from the working directory, for example from a checkout.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -70,9 +70,9 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 
     All files except those of a tier in memory are written below `workdir`, by default the directory
     for temporary files. `workdir` must have two and a half times `size_bytes` free. The files are
-    removed afterwards, unless `keep` is set. Returns 0, or 1 if the two trainings gave different
-    numbers, which would be a bug in Monarch. Raises MonarchError if a training fails, or if the
-    size is too small or too large.
+    removed afterwards, unless `keep` is set. Returns 0 if both trainings gave the same numbers, and
+    otherwise 1; different numbers would be a bug in Monarch. Raises MonarchError if a training
+    fails, or if the size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -105,7 +105,7 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
     """Creates a directory for the demo's files, and removes it at the end unless `keep` is set.
 
-    workdir : where the directory is created; created itself if necessary. None stands for the
+    workdir : the parent of the new directory; it is created if necessary. None stands for the
         directory for temporary files
     """
     try:
@@ -131,8 +131,8 @@ def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path
 
 
 def _slow_source(console: Console) -> Path | None:
-    """Returns the path of the slow source's program. If it cannot be used here, prints why and
-    returns None."""
+    """Returns the path of the slow source's program. If the slow source cannot be used here, prints
+    why and returns None."""
     binary = find_slowsource()
     reason = why_unavailable(binary)
     if reason is None:
@@ -147,8 +147,8 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs one training on its own mount, so that the training starts with cold kernel caches.
-    Returns the training's epochs.
+    """Runs one training on a mount of its own, so that the kernel has cached none of the mount's
+    files at the start. Returns the training's epochs.
 
     path : where the training finds the dataset
     name : the training's name, which is a part of the names of its files in `directory`
@@ -197,8 +197,8 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # If the training has died, the write fails. The check of the exit status below
-                # reports that.
+                # If the training has died, the write fails. The check of the exit status below then
+                # reports the training's death.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
@@ -220,8 +220,8 @@ def _run_in_lockstep(
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with the directory of this package in PYTHONPATH, because the
-    package may be a checkout that is not installed."""
+    """Returns this process's environment, with PACKAGE_PARENT in PYTHONPATH, because the package
+    may be a checkout that is not installed."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -229,7 +229,7 @@ def _environment() -> dict[str, str]:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # `release` is excluded, since the kernel may send it at any time, even in the next epoch.
+        # `release` is left out, because the kernel may send it at any time, even in the next epoch.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(
@@ -245,8 +245,8 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Creates tiers and a configuration. Yields the command prefix that runs a command under
-    Monarch."""
+    """Creates tiers and a configuration. Yields the words that, put before a command, run the
+    command under Monarch."""
     with ExitStack() as stack:
         tiers = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):
@@ -257,7 +257,8 @@ def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list
         disk = directory / "tier"
         disk.mkdir()
         quota_bytes = max(DISK_QUOTA_BYTES, 2 * dataset_bytes)
-        # The quota stays within the free space, because a quota that exceeds the disk is rejected.
+        # The quota does not exceed the free space, because Monarch rejects a quota that is larger
+        # than the disk.
         tiers.append(_tier(disk, min(quota_bytes, shutil.disk_usage(disk).free), "ssd"))
         config = directory / "monarch.yaml"
         # JSON is valid YAML.
@@ -280,9 +281,9 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
-    """The table of both trainings.
+    """Returns the table that compares the two trainings.
 
-    is_plain : True to draw no box around the table, as output to a file or a pipe needs
+    is_plain : whether to draw no box around the table, because the output goes to a file or a pipe
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     of_source = ", and how much of that reaches the source" if counted else ""

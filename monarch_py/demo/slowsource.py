@@ -24,8 +24,8 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# Every control file has these two numbers: the bytes "SLOWSRC1" as a little-endian number, and the
-# version of its layout.
+# Every control file contains these two numbers: the text "SLOWSRC1" as a little-endian number, and
+# the version of the file's layout.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
@@ -49,10 +49,11 @@ def find_slowsource() -> Path | None:
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """Returns one sentence that says why FUSE cannot be used here, with a hint; None if FUSE can be
+    """Returns a sentence that says why FUSE cannot be used here, with a hint; None if FUSE can be
     used.
 
-    Tries a mount, because many containers have /dev/fuse but are not allowed to use it.
+    The function tries to mount a slow source, because many containers have /dev/fuse but are not
+    allowed to use it.
 
     binary : the program; by default the result of `find_slowsource`
     """
@@ -80,29 +81,29 @@ def why_unavailable(binary: Path | None = None) -> str | None:
 
 
 class SlowSource:
-    """Mounts `backing` at `mountpoint` while the context lasts. Operations are counted, and can be
-    delayed or made to fail; at first there is no delay and no failure.
+    """Mounts `backing` at `mountpoint` for the duration of the context. Operations are counted, and
+    can be delayed or made to fail. At first no operation is delayed, and none fails.
 
     options : the mount's options, as benchmarks/slowsource.c defines them:
         keep_pages : the kernel keeps a file's cached pages across opens
         direct : the kernel caches no pages at all
         attr_timeout : how long the kernel caches names and attributes [s]
-        link : a file, created if it is missing. Sources with the same file share one link, like
-            clients of one server; the rate must be set for each of them
+        link : a file, which is created if it is missing. Sources with the same file share one
+            network link, like clients of one server. The rate must be set for each of these sources
         flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
     process : the process that serves the mount; None outside the context
 
-    Entering and leaving the context raise SlowSourceError if they fail. Leaving it detaches the
-    mount and ends the program, even after an error or with files still open. If this process is
-    killed, the program detects it and unmounts by itself.
+    Entering and leaving the context raise SlowSourceError if they fail. Leaving the context
+    detaches the mount and ends the program, even after an error, or while files are still open. If
+    this process is killed, the program detects this and unmounts by itself.
     """
 
     def __init__(
         self, backing: Path, mountpoint: Path, *, binary: Path, **options: bool | float | Path
     ) -> None:
-        # Resolve the paths: the kernel's table of mounts names a mount point by its absolute path
-        # without symbolic links.
+        # The paths are resolved, because the kernel's table of mounts names a mount point by its
+        # absolute path without symbolic links.
         self.backing = Path(os.path.realpath(backing))
         self.mountpoint = Path(os.path.realpath(mountpoint))
         self._binary = Path(os.path.realpath(binary))
@@ -113,7 +114,7 @@ class SlowSource:
         self.process: subprocess.Popen[bytes] | None = None
 
     def rate(self, bytes_per_s: float) -> None:
-        """Limits all readers and writers together to this many bytes per second; 0 sets no
+        """Limits all readers and writers together to this many bytes per second. 0 means no
         limit."""
         if bytes_per_s < 0:
             raise ValueError(f"rate {bytes_per_s} is negative")
@@ -169,8 +170,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # The names of these files are needed only until the program runs and both are open or
-            # mapped. Then the files are removed with the directory.
+            # The names of these two files are needed only until the program runs, and has opened or
+            # mapped them. Then the files are removed together with their directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -193,14 +194,14 @@ class SlowSource:
         try:
             self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # When this process ends, in whatever way, the program reads end-of-file from this
-                # pipe, and ends too.
+                # When this process ends, for whatever reason, the program reads end-of-file from
+                # this pipe, and ends too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
-                # A new session, so that Ctrl-C reaches only this process: the mount must last until
-                # this process has cleaned up.
+                # In a session of its own, the program gets no signal from Ctrl-C. The mount must
+                # last until this process has cleaned up.
                 start_new_session=True,
             )
         except OSError as error:
@@ -223,8 +224,8 @@ class SlowSource:
                 raise SlowSourceError(f"{self.mountpoint} was not up in {MOUNT_LIMIT_S:.0f} s")
             time.sleep(POLL_S)
         try:
-            # libfuse may still reject the kernel's protocol version after the program has reported
-            # ready.
+            # Even after the program has set `ready`, libfuse may reject the kernel's protocol
+            # version.
             os.statvfs(self.mountpoint)
         except OSError as error:
             raise SlowSourceError(f"{self.mountpoint} does not answer: {error.strerror}") from error
@@ -232,11 +233,11 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self.process = self.process, None
-        # Do not unmount if our mount was never established, because an older mount may be at the
-        # mount point.
+        # If this object's mount was never established, nothing may be unmounted, because an older
+        # mount may be at the mount point.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
-            # Delayed or failing operations would make unmounting slow, or make it fail.
+            # If operations were still delayed or failed, unmounting would be slow, or would fail.
             for name in self._control.offsets:
                 if name in ("rate", "fail") or name.startswith("latency."):
                     self._control[name] = 0
@@ -260,8 +261,8 @@ class _Control:
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        # Words are written as a whole. struct.pack_into(..., "<Q") would write byte by byte, and
-        # the program, which reads and counts meanwhile, could see half a number.
+        # This view writes each word as a whole. struct.pack_into(..., "<Q") would write byte by
+        # byte, and the program, which reads the words at the same time, could see half a number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
@@ -280,8 +281,8 @@ class _Control:
 
 
 def _layout(binary: Path) -> dict[str, int]:
-    """The offset [bytes] of each word of the control file, by the word's name, as the program
-    reports them."""
+    """Returns the offset of each word in the control file [bytes], by the word's name. The program
+    prints these offsets."""
     printed = subprocess.run([binary, "--layout"], capture_output=True, text=True, check=False)
     try:
         pairs = [line.split() for line in printed.stdout.splitlines()]
@@ -313,16 +314,16 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the kernel's table of mounts has the mount. The mount point is not examined, because
-    a call on it hangs if the program hangs."""
+    """Whether the kernel's table of mounts contains the mount. The mount point itself is not
+    examined, because a system call on it hangs if the program hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
     return f"\nslowsource {escaped} " in f"\n{table}"
 
 
 def _unmount(mountpoint: Path) -> None:
-    """Unmounts the source. If that fails, as it does with EBUSY while files are open, detaches the
-    mount."""
+    """Unmounts the source. If unmounting fails, for example because files are open (EBUSY),
+    detaches the mount."""
     if tool := shutil.which("fusermount3"):
         commands = [[tool, "-u", str(mountpoint)], [tool, "-u", "-z", str(mountpoint)]]
     elif tool := shutil.which("umount"):

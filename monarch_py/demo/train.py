@@ -6,12 +6,14 @@ In each epoch the script reads every image of every layout. The seed and the epo
 order of the files; each file is read from front to back. The results of the training depend only on
 the dataset and the seed, not on the storage.
 
-FILE gets ``{"epochs": [...]}``. Each epoch has its number, `seconds`, the mean `loss` [nat], the
-`accuracy` (measured before each step, so on images not yet seen in this epoch), `samples`, and
-`crc32` of all pixels and labels in the order in which they were read.
+The script writes ``{"epochs": [...]}`` to FILE. Each epoch has its number, `seconds`, the mean
+`loss` [nat], the `accuracy`, `samples`, and `crc32` of all pixels and labels in the order in which
+they were read. The accuracy is measured before each step, so on images that were not used in this
+epoch yet.
 
-With --lockstep the script prints "end of epoch N" after each epoch, and waits for a line or for the
-end of standard input. Meanwhile its caller can read the counters of the source.
+With --lockstep the script prints "end of epoch N" after each epoch. Then it waits until a line
+arrives on standard input, or until standard input ends. During this wait, the caller can read the
+counters of the source.
 """
 
 import argparse
@@ -26,8 +28,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Use one thread. Several threads may add numbers in a different order each time, and so change the
-# last digit of a sum. The variables must be set before numpy is imported.
+# Use one thread. Several threads may add numbers in a different order in each run, which changes
+# the last digits of a sum. The variables must be set before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -81,9 +83,9 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns the features of an image, (397,). For each cell and colour there is a mean, scaled to
-    about -1 to 1; the last feature is 1, for the bias. The means are taken over every fourth pixel
-    of every fourth row.
+    """Returns the features of an image, (397,). There is a feature for each cell and colour: a mean
+    value, scaled to about -1 to 1. Each mean is taken over every fourth pixel of every fourth row.
+    The last feature is 1, for the bias.
 
     image : uint8 of the shape SHAPE
     """
@@ -98,8 +100,8 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
     weights : (features, classes);  labels : (batch,);  x : (batch, features)
 
-    Returns the batch's summed loss [nat] and its number of correct predictions, both before the
-    step.
+    Returns the sum of the losses [nat] and the number of correct predictions in the batch, both
+    before the step.
     """
     scores = x @ weights
     scores -= scores.max(axis=1, keepdims=True)

@@ -12,8 +12,8 @@ from monarch_py.ipc import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
-# The number of entries for which a new catalog has room. A dataset of few large files never needs
-# more.
+# The number of entries for which the first segment of a catalog has room. For a dataset of few
+# large files, it need never grow.
 FIRST_CAPACITY = 4096
 # The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
 # but more memory stays unused until `fit` releases it at the end of the scan.
@@ -94,7 +94,7 @@ class CatalogReader:
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
         """Returns, for each possible source, a mapping (state, reason) -> (files, bytes): how many
-        files are in that state for that reason, and how many bytes these files have."""
+        files are in that state for that reason, and their total size."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [
@@ -104,11 +104,11 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog as the daemon writes it. Methods add entries and set words. A full catalog is
+    """The catalog for the daemon, which adds entries and sets words. If the catalog is full, it is
     copied into a larger segment, which is published as the next generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
-        number is set once the segment of that generation can be opened
+        number is written only once clients can open the segment of that generation
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
@@ -134,8 +134,8 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """Returns a reader of the current generation, for a thread that keeps using this generation
-        after the next one is published."""
+        """Returns a reader of the current generation. A thread with this reader keeps using the
+        generation even after the next one is published."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -148,7 +148,7 @@ class Catalog(CatalogReader):
     def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
         """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
 
-        Returns the entries' numbers (n,) and how many of them were new. Raises OSError if shared
+        Returns the entries' numbers (n,), and how many entries were new. Raises OSError if shared
         memory is full; the source then serves the files that did not fit.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
@@ -169,7 +169,8 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Shrinks the catalog to its content and a small reserve, then requests huge pages."""
+        """Shrinks the catalog to the room for its content and a small reserve. Then asks the kernel
+        to use huge pages for the catalog."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
         if self.c.bytes > lib.monarch_catalog_bytes(capacity, pool_bytes) * 1.03:
@@ -186,17 +187,17 @@ class Catalog(CatalogReader):
 
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. If an old copy of a file is still being removed, the entry's
-        word keeps the number of that copy. Open descriptors of the copy are recognised by this
-        number until the copy is gone.
+        word keeps the tier and number of that copy. Open descriptors of the old copy are recognised
+        by them until it is removed.
         """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
-        """Publishes copies. From now on, the copies serve the opens of these files.
+        """Publishes copies. From now on, clients open these copies instead of the source's files.
 
-        ids, words, inodes, sums, made : (n,) entry, new word, inode and checksum of each copy, and
-            whether this daemon made the copy
+        ids, words, inodes, sums, made : (n,) for each copy, the file's entry, the entry's new word,
+            the copy's inode and checksum, and whether this daemon made the copy
         """
         copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
         copies.append(pointer(made, np.uint8))

@@ -19,13 +19,13 @@ HAS_CHANGED = (
 # The time limit for an answer [s]. A daemon answers from memory, so after a longer silence it is
 # probably suspended (SIGSTOP). A suspended daemon must not block a command.
 ANSWER_LIMIT_S = 15.0
-# While the daemon's accept queue is full, a command tries again to connect after this pause [s].
+# If the daemon's accept queue is full, a command tries to connect again after this pause [s].
 FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Returns the problems in a status report: one sentence on each tier that is not used or has
-    lost its copies, and one on a catalog that cannot grow."""
+    """Returns the problems that a status report shows: a sentence on each tier that is not used or
+    has lost copies, and a sentence on a catalog that cannot grow."""
     said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
     return [text for text in (*said, catalog_trouble(report)) if text]
 
@@ -101,9 +101,9 @@ class DaemonConnection:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether the control segment says that a daemon serves the session. With `pid`, the daemon
-        must be that process. A killed daemon leaves the segment as it was, so the answer may be
-        wrong; `runs` asks the daemon itself.
+        """Whether the control segment says that a daemon serves the session. If `pid` is given, the
+        daemon must be that process. A daemon that is killed leaves the segment unchanged, so the
+        answer may be wrong; `runs` asks the daemon itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)

@@ -16,8 +16,8 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
 # The environment variables that contain a job's number. The elements of a job array may share one
-# number. The second variable of a line then contains the number of the element. Users of other
-# batch systems can set MONARCH_JOB.
+# number. In this case, the second variable of the line contains the number of the element. Users of
+# other batch systems can set MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -30,7 +30,7 @@ VARIABLES = {
 # started.
 DAEMON = b"monarch_py.daemon.lifecycle"
 # For this time after its `monarch start` [s], a job counts as running even if it has no process
-# yet: a prolog may start the daemon before the job begins.
+# yet, because a prolog may start the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all
 # processes.
@@ -54,7 +54,7 @@ def own_job() -> str:
 
 def pid_namespace() -> int:
     """Returns the inode number of this process's PID namespace; 0 if the kernel does not provide
-    it."""
+    this number."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
@@ -67,8 +67,8 @@ def can_see(namespace: int) -> bool:
 
 
 def jobs_of(processes: Iterable[Path]) -> set[str]:
-    """Returns the jobs of these processes. Daemons are skipped: a daemon has the environment of the
-    job that has started it, but may outlive that job."""
+    """Returns the jobs of these processes. Daemons are skipped, because a daemon has the
+    environment of the job that has started it, but may outlive that job."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
 
 
@@ -94,7 +94,8 @@ class Jobs:
         self._notes = session.path / "jobs"
 
     def note(self) -> None:
-        """Records that this process's job needs the daemon until the job calls `leave`, or ends."""
+        """Records that this process's job needs the daemon. The record is valid until the job calls
+        `leave`, or ends."""
         if job := own_job():
             with suppress(OSError):
                 self._notes.mkdir(mode=0o700, exist_ok=True)

@@ -17,15 +17,15 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# ALWAYS: the environment variables on which every configuration depends. HOME: a configuration that
-# contains this sign may also depend on the environment variable HOME.
+# ALWAYS: the environment variables on which every configuration depends. HOME: if a configuration
+# contains this character, it may also depend on the environment variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# The lines of a record that begin with these words are its setting. A new record replaces the old
-# record that has the same setting.
+# The lines of a record that begin with these words are the record's setting. A new record replaces
+# the old record that has the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
@@ -34,8 +34,8 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
     OSError if the record cannot be written.
 
-    is_alone : whether to remove all other records. A starting daemon does so, because it does not
-        know the sources that other records name
+    is_alone : whether to remove all other records. A starting daemon removes them, because they may
+        name sources that it does not serve
     """
     session = SessionDir.of(config.file)
     session.make()

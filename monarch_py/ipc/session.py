@@ -1,10 +1,10 @@
 """The location of a session's shared segments, and how to create and open them safely.
 
-A session belongs to one user and one configuration file: its directory is
-<shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, readable by its owner alone. The preload
-library computes the same name. Configurations that share tiers share the daemon. So if a
-configuration uses the site's tiers, its directory is a link to the session of the site's
-configuration.
+A session belongs to one user and one configuration file. The session's directory is
+<shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, and only this user can read it. The
+preload library computes the same path. Configurations that share tiers also share a daemon. So if a
+configuration uses the site's tiers, its session directory is a link to the session directory of the
+site's configuration.
 """
 
 import errno
@@ -27,11 +27,11 @@ from monarch_py.util.units import MIB, format_size
 # At most this many bytes of a lock file are read. The file names a process and a configuration.
 SAID_BYTES = 8192
 
-# The longest path of the shared memory directory [bytes]. The staging area is below this directory,
-# and the shared segments have limited room for the area's path.
+# The longest path that the directory of shared memory may have [bytes]. The staging area is below
+# this directory, and the shared segments have limited room for the area's path.
 MAX_SHM_PATH_BYTES = 180
-# The size of the first catalog of a session, which occupies this room even while it is empty
-# [bytes].
+# The size of the first catalog of a session [bytes]. The catalog occupies this room even while it
+# is empty.
 FIRST_CATALOG_BYTES = MIB
 # A file's device and inode number. No other file gets these numbers while the file is open or
 # mapped.
@@ -52,7 +52,7 @@ def shm_root() -> Path:
     """Returns the directory for shared memory: $MONARCH_SHM if it is set, as in some containers and
     in tests; otherwise /dev/shm.
 
-    Raises SessionError if its path is longer than the preload library accepts.
+    Raises SessionError if the directory's path is longer than the preload library accepts.
     """
     path = Path(os.environ.get("MONARCH_SHM") or "/dev/shm")  # noqa: S108
     n_bytes = len(os.fsencode(path))
@@ -143,8 +143,8 @@ def hold(path: Path, config: Path | None = None) -> int:
     the lock, raises HeldError, whose text names that process. Raises OSError if the file cannot be
     created.
 
-    config : the configuration that this process serves. Its path is written into the lock file,
-        where processes that find the file locked read it
+    config : the configuration that this process serves. The configuration's path is written into
+        the lock file, for processes that find the file locked
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -154,12 +154,13 @@ def hold(path: Path, config: Path | None = None) -> int:
             said = os.fsdecode(os.pread(fd, SAID_BYTES, 0))
             os.close(fd)
             raise HeldError(said) from error
-        # The previous holder may have removed the lock file as it ended. A lock on a removed file
-        # excludes no other process. So try again with the file that has this name now.
+        # The previous holder may have removed the lock file when it ended. A lock on a removed file
+        # excludes no other process. In this case, try again with the file that now has this name.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
-    with suppress(OSError):  # a full disk has no room for this text, but the lock works without it
+    # On a full disk this text cannot be written, but the lock works without the text.
+    with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(f"process {os.getpid()}\n{config or ''}".strip() + "\n"), 0)
     return fd
@@ -167,22 +168,22 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 def holder_of(path: Path) -> HeldError | None:
     """Returns the holder of a lock file; None if no process holds the lock, or if this process
-    cannot see the holder. The holder is found in /proc/locks. If this function took the lock
-    instead, a daemon that starts at that moment would find the lock held."""
+    cannot see the holder. The holder is found in /proc/locks. This function does not try to take
+    the lock, because a daemon that starts at that moment would then find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
     except OSError:
         return None
-    # A line is "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF". Its device may differ from the
-    # one that stat(2) returns, so only the inode number is compared.
+    # A line is "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF". The device in the line may differ
+    # from the device that stat(2) returns, so only the inode number is compared.
     held = re.search(rf" FLOCK +ADVISORY +WRITE +(\d+) \S+:{inode} ", locks)
     return HeldError(said) if held and f"process {held[1]}\n" in said else None
 
 
 def served_configurations() -> list[Path]:
-    """Returns the configurations that daemons of this user serve on this node, if this process can
-    see the daemons."""
+    """Returns the configurations that daemons of this user serve on this node. Leaves out daemons
+    that this process cannot see."""
     sessions = user_directory()
     try:
         if why_not_private(sessions):
@@ -205,10 +206,11 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, size: int) -> "Segment":
-        """Creates a zeroed segment under a temporary name; `publish` gives it its own name.
+        """Creates a segment of zeros under a temporary name; `publish` renames it to `path`.
 
-        Every page is allocated. Otherwise a process that touches a hole of the mapping would get
-        SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no room.
+        Every page is allocated now. Otherwise a process that accesses an unallocated page of the
+        mapping would get SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no
+        room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -267,9 +269,10 @@ def _own_path(config_file: Path) -> Path:
 
 def _remove_session(path: Path, config_file: Path) -> None:
     """Removes the session of a configuration that no longer has tiers of its own. Raises
-    SessionError if a daemon serves the session, or if a killed daemon has left copies in its tiers.
+    SessionError if a daemon serves the session, or if a daemon was killed and has left copies in
+    the session's tiers.
     """
-    from monarch_py.ipc.shares import turn  # here, because that module imports this one
+    from monarch_py.ipc.shares import turn  # imported here, because that module imports this one
 
     session = SessionDir(path)
     with turn(session):
@@ -287,11 +290,12 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 
 def link_session(config_file: Path, served: Path) -> None:
-    """Makes `config_file` use the session of `served`, the configuration whose tiers it uses. To do
-    so, replaces the session directory of `config_file` by a link to the session directory of
-    `served`. The preload library follows such a link too. If the two files are the same, only
-    removes an earlier link. Raises SessionError if the link cannot be made, or if `config_file` had
-    tiers of its own before, and the daemon of those tiers still serves or was killed."""
+    """Makes `config_file` use the session of `served`, the configuration whose tiers `config_file`
+    uses. To do so, replaces the session directory of `config_file` by a link to the session
+    directory of `served`. The preload library follows such a link too. If the two files are the
+    same, only removes an earlier link. Raises SessionError if the link cannot be made. Also raises
+    SessionError if `config_file` had tiers of its own before, and the daemon of those tiers still
+    serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -317,12 +321,12 @@ class SessionDir:
         self.control = path / "control"
         self.clients = path / "clients"
         self.fills = path / "fills"
-        # In this file, processes that cannot map the segments report which files they change. It
-        # contains records of struct monarch_change, the first of which is unused.
+        # Processes that cannot map the segments report in this file which files they change. The
+        # file consists of records of struct monarch_change. The first record is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
-        # This file exists from the orderly end of a daemon until the next daemon starts. While it
-        # exists, processes with the library do not warn that no daemon serves the session.
+        # This file exists after a daemon has ended properly, until the next daemon starts. While
+        # the file exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
         # `starts` contains the times at which the preload library has started a daemon. The starter
         # (commands/autostart.py) locks this file. `autostart` contains the records of the
@@ -347,16 +351,16 @@ class SessionDir:
 
     def forget_starts(self) -> None:
         """Forgets the times at which the library has started daemons. Call this when a daemon ends
-        properly. The library starts only a few daemons in ten minutes, in case something kills each
-        of them. After this call, the library may start daemons again."""
+        properly. The library starts at most a few daemons in ten minutes, because something may
+        kill each of them. After this call, the library may start daemons again at once."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Binds a socket to `path`, which is one of this session's paths, and replaces a dead
-        daemon's socket there. Raises OSError if the socket cannot be bound."""
-        # A socket's address may have at most 107 bytes, but `path` may be longer. The path through
-        # the directory's descriptor is always short enough.
+        """Binds a socket to `path`, which is one of this session's paths. Replaces the socket of a
+        dead daemon at that path. Raises OSError if the socket cannot be bound."""
+        # A socket's address may have at most 107 bytes, but `path` may be longer. A path that goes
+        # through the descriptor of the directory is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

@@ -26,10 +26,10 @@ class Shares:
     `users` : each run holds a shared lock on this file. The first line of the file names the daemon
     that the last run must end. This line is empty if the runs leave the daemon running. The other
     lines name the runs, and the commands that the runs have started.
-    `turn` : locked by the process that starts or ends a daemon
+    `turn` : a process locks this file while it starts or ends a daemon
 
-    If a run is killed, the kernel releases its locks on both files. The constructor raises OSError
-    if the files cannot be created.
+    If a run is killed, the kernel releases the run's locks on both files. The constructor raises
+    OSError if the files cannot be created.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -51,8 +51,8 @@ class Shares:
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
         """Locks `turn`. Raises SessionError if another process holds the lock for longer than
-        `limit_s`: perhaps a daemon that waits for a file system while it ends, or a command that
-        was suspended."""
+        `limit_s`. That process may be a daemon that waits for a file system while it ends, or a
+        command that was suspended."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -65,7 +65,8 @@ class Shares:
             time.sleep(POLL_S)
 
     def try_turn(self) -> bool:
-        """Locks `turn` if no other process holds it; returns whether this process has it now."""
+        """Locks `turn` if no other process holds the lock. Returns whether this process holds the
+        lock now."""
         return _try(self._turn)
 
     def leave_turn(self) -> None:
@@ -79,8 +80,9 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Returns whether no other run has joined. If so, locks `users` exclusively, so that no run
-        can join until `leave`. The caller must hold `turn` from this call until `leave`."""
+        """Returns whether no other run has joined. If the result is True, `users` is locked
+        exclusively, so that no run can join until `leave`. The caller must hold `turn` from this
+        call until `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
@@ -90,14 +92,15 @@ class Shares:
         Removes the lines of runs and commands that have ended."""
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # Write first, and cut the file afterwards. A cut before the write would release disk space
-        # that the text needs.
+        # The file is truncated only after the write. If it were truncated first, the disk might
+        # have no room left for the text.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Records this run, or the command that it has started. On a full disk the line is lost.
-        The daemon then still finds the processes that have a segment of the session mapped."""
+        """Records this run, or the command that this run has started. On a full disk the record is
+        lost. The daemon then still finds those processes of the run that have a segment of the
+        session mapped."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 
@@ -105,7 +108,8 @@ class Shares:
         return next(iter(self._noted()), None)
 
     def has_command(self) -> bool:
-        """Whether a command that a run has started still runs, even if the run itself is gone."""
+        """Whether a recorded process other than this one still runs: a run, or a command that may
+        have outlived its run."""
         return any(each.pid != os.getpid() for each in self.commands())
 
     def commands(self) -> list[Identity]:

@@ -1,5 +1,5 @@
-"""The index of a pack. It says where each file's bytes are in the tar, and which version of the tar
-was indexed.
+"""The index of a pack: where each file's content is in the tar, and which version of the tar was
+indexed.
 
 The index lies next to the tar, as TAR.monarch.
 """
@@ -31,12 +31,13 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """Lists the members of a tar that are files of the packed directory, in the order of the tar.
+    """Lists those members of a tar that are files of the packed directory, in the tar's order.
 
     pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
     pool : uint8, the files' paths relative to the directory, separated by NULs
     hashes : (members,) uint64, XXH3-64 of the paths
-    offsets, sizes : (members,) int64, where the files' bytes lie in the tar [bytes]
+    offsets, sizes : (members,) int64, the position in the tar at which the content of each file
+        begins, and the size of the file [bytes]
     mtimes_ns : (members,) int64, the files' modification times [ns]
     """
 
@@ -68,8 +69,8 @@ class PackIndex:
         )
 
     def names(self) -> list[str]:
-        """Returns the files' paths relative to the directory. The list takes much more memory than
-        `pool`."""
+        """Returns the files' paths relative to the packed directory. The list takes much more
+        memory than `pool`."""
         names = self.pool.tobytes().split(b"\0") if len(self) else []
         return [os.fsdecode(name) for name in names]
 
@@ -78,7 +79,7 @@ class PackIndex:
 
     def save(self, pack: Path) -> None:
         """Writes the index of a tar next to the tar, completely or not at all. Raises ConfigError
-        if it cannot be written."""
+        if the index cannot be written."""
         text = {
             "format": FORMAT,
             "pack_bytes": self.pack_bytes,
@@ -130,7 +131,7 @@ class PackIndex:
         return index
 
     def check(self, pack: Path, tar: os.stat_result) -> None:
-        """Checks that the tar is the indexed version. Raises ConfigError if it has changed since.
+        """Checks that the tar has not changed since it was indexed. Raises ConfigError if it has.
 
         tar : the tar's present attributes
         """

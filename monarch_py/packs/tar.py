@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# THREADS: the number of files that are read or examined in parallel. It is large, because a remote
-# source has a high latency. AHEAD: the largest number of files that are being read or wait to be
-# written.
+# THREADS: the number of files that are read or examined in parallel. The number is large, because a
+# remote source has a high latency. AHEAD: the largest number of files that are queued to be read,
+# are being read, or wait to be written.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -46,8 +46,8 @@ class Packed:
 
     index : the index that was written
     files : how many files of the directory, or members of an existing tar, were examined
-    changed : the names of the files that are not in the index, because a file was changing, or
-        because the directory and the tar have different versions of it
+    changed : the names of the files that are not in the index, because they were changing, or
+        because the directory and the tar have different versions of them
     """
 
     index: PackIndex
@@ -87,7 +87,8 @@ def _names(root: Path) -> list[str]:
 
 
 def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yields function(item) for each item, in order. Several results are computed at a time."""
+    """Yields function(item) for each item, in the order of the items. Several results are computed
+    at the same time."""
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -109,7 +110,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : its bytes; None for a large file, which is read only while it is written
+    content : the file's content; None for a large file, which is read only while it is written to
+        the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -125,15 +127,15 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 def _young_s(found: os.stat_result) -> float:
     """Returns for how long from now a change of the file may leave the file's modification time
-    unchanged [s]. Returns 0 if every change from now on will show in the modification time."""
+    unchanged [s]. Returns 0 if every change from now on will alter the modification time."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # A modification time slightly in the future comes from the clock of a file server. A program
-    # has set a modification time far in the future. Every change replaces that time, and so shows.
+    # If a modification time is slightly in the future, it comes from the clock of a file server. If
+    # it is far in the future, a program has set it. Every change of the file then alters it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
 def _look(path: Path) -> os.stat_result:
-    """Waits until every later change of a file will show in the modification time. Returns the
+    """Waits until every further change of a file will alter its modification time. Returns the
     file's attributes."""
     found = os.lstat(path)
     left_s = _young_s(found)
@@ -144,13 +146,15 @@ def _look(path: Path) -> os.stat_result:
 
 
 def _opened(path: Path, buffering: int = -1) -> BinaryIO:
-    """Opens a file to read it. If it has become a FIFO, does not wait for a writer."""
+    """Opens a file for reading. If the path has become a FIFO, does not wait for a writer of the
+    FIFO."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return os.fdopen(fd, "rb", buffering=buffering)
 
 
 def _read(root: Path, name: str) -> _Read:
-    """Reads a small regular file completely. If the file changes meanwhile, reads it once more."""
+    """Reads a small regular file completely. If the file changes during the read, reads the file
+    once more."""
     path = root / name
     with _reading(path):
         found = _look(path)
@@ -184,8 +188,8 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a file for tarfile, which writes it into the tar at the same time. An error of this
-    read becomes a MonarchError that names the file, and so is not taken for an error of writing the
+    """Reads a file for tarfile, which writes the content to the tar at the same time. A read error
+    becomes a MonarchError that names the file, so that it is not taken for an error in writing the
     tar."""
 
     path: Path
@@ -213,8 +217,8 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the bits of the tar's mode that must be cleared, because they would give access to
-    users who have no access to the file.
+    """Returns the bits of the tar's mode that must be cleared, because they would let users read
+    the tar who may not read the file.
 
     group : the tar's group
     """
@@ -248,7 +252,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                     _write_large(tar, info, root / read.name, read)
                 else:
                     tar.addfile(info, BytesIO(read.content))
-                # The file's bytes are padded with zeros to a multiple of 512 bytes.
+                # In the tar, the file's content is padded with zeros to a multiple of 512 bytes.
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
@@ -258,12 +262,12 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 
 def write_pack(root: Path, output: Path) -> Packed:
-    """Writes the files and links below `root` into the tar `output`, and its index next to it. Tar
-    and index are each replaced completely or not at all.
+    """Writes the files and links below `root` into the tar `output`, and the tar's index next to
+    the tar. Each of the two is replaced completely or not at all.
 
-    A small file that changes while it is packed is left out. If a large file changes, MonarchError
-    is raised. Raises ConfigError for an output that cannot be written, and MonarchError for a file
-    that cannot be read.
+    A small file that changes while it is packed is left out. Raises MonarchError if a large file
+    changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot
+    be written.
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise ConfigError(f"{output}: lies in the directory that is packed; write it elsewhere")
@@ -272,7 +276,8 @@ def write_pack(root: Path, output: Path) -> Packed:
         with open(unfinished, "wb", buffering=BUFFER_BYTES) as stream:
             members, changed = _write(root, stream)
             stream.flush()
-            # After a power cut the index must not exist without the bytes that it describes.
+            # fsync() ensures that after a power failure no index exists without the content of its
+            # tar.
             os.fsync(stream.fileno())
         os.replace(unfinished, output)
         index = PackIndex.of(os.stat(output), members)
@@ -292,7 +297,7 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
     """Yields the files and hard links in a tar, each with its modification time [ns]. The time is
-    None if the tar has only whole seconds."""
+    None if the tar stores the member's time only in whole seconds."""
     try:
         with (
             open(pack, "rb", buffering=BUFFER_BYTES) as stream,
@@ -311,21 +316,21 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
 
 
 def _ns(seconds: str) -> int:
-    """Returns the nanoseconds of a text such as 1700000000.123456789. A float would round the
+    """Converts a text such as 1700000000.123456789 [s] to nanoseconds. A float would round the
     number."""
     whole, _, part = seconds.partition(".")
     return int(whole) * SECOND_NS + int(part[:9].ljust(9, "0"))
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """Compares a member with the file of the same name below `root`. If size and time are equal,
-    returns the member with the file's exact time; otherwise None."""
+    """Compares a member with the file of the same name below `root`. If sizes and modification
+    times are equal, returns the member with the file's exact time; otherwise returns None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
         return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # the tar does not hold the file's bytes in one piece
+        return None  # the tar does not hold the file's content in one piece at this member
     try:
         found = _look(root / name)
     except OSError:
@@ -343,7 +348,7 @@ def index_pack(root: Path, pack: Path) -> Packed:
     time in whole seconds, only whole seconds are compared.
 
     Raises MonarchError if `pack` is not an uncompressed tar or cannot be read, and ConfigError if
-    the tar changes meanwhile.
+    the tar changes during the call.
     """
     try:
         tar = os.stat(pack)

@@ -16,11 +16,11 @@ The transcript t is GREETING s c p i j, followed by the addresses of i and j. Ea
 addresses from its own `Party`, not from the other side. The labels prevent reflection: one side's
 proof is never valid as the other side's proof. The random numbers prevent replay of an old proof.
 Ranks and addresses prevent relay: an attacker at the address of one node cannot pass a proof on to
-another node. The client sends its proof first, so that a stranger learns nothing.
+another node. The client sends its proof first, so that a client without the secret learns nothing.
 
-Each side then derives two keys from the secret and t: one for the data that it sends, one for the
-data that it receives. These keys authenticate all further messages: requests and frames in C
-(csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
+Each side then derives two keys from the secret and t: one key for the data that the side sends, and
+one for the data that it receives. These keys authenticate all further messages: requests and frames
+in C (csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
 import hmac
@@ -58,7 +58,8 @@ PIECE_BYTES = 1 << 16
 
 
 class Purpose(Enum):
-    """The purpose of a connection. C (csrc/peers) answers FILES; the daemon answers STATUS."""
+    """The purpose of a connection. C code (csrc/peers) serves connections for FILES; Python code
+    (queries.py) serves connections for STATUS."""
 
     FILES = b"f"
     STATUS = b"s"
@@ -88,8 +89,8 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and what it knows of all nodes. The constructor raises ValueError if
-    the secret is too short, and SessionError if libcrypto is missing.
+    """One node of a session, and what the node knows of all nodes. The constructor raises
+    ValueError if the secret is too short, and SessionError if libcrypto is missing.
 
     secret : shared by all nodes
     rank : this node's rank
@@ -141,8 +142,8 @@ class Party:
 
 
 class Greeter:
-    """The server's side of one handshake. It does no I/O and never blocks: its caller receives and
-    sends the bytes."""
+    """The server's side of one handshake. This class does no I/O and never blocks; the caller
+    receives and sends the bytes."""
 
     def __init__(self, party: Party) -> None:
         self._party = party
@@ -166,8 +167,8 @@ class Greeter:
 
     def reply(self) -> bytes | None:
         """Returns the reply to the client's complete message; None if the message is not valid. If
-        the client wants to reach another node, the reply names this node's rank. `keys` stays None
-        then, and the caller must close the connection."""
+        the client wants to reach another node, the reply says so, and `keys` stays None. In that
+        case, the caller must close the connection after it has sent the reply."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -184,8 +185,8 @@ class Greeter:
 
     @property
     def purpose(self) -> bytes:
-        """The purpose of an authenticated client, as a byte. A client of a later version may send a
-        purpose that the enum Purpose lacks."""
+        """The purpose of an authenticated client's connection, as a byte. A client of a later
+        version may send a byte that is no member of the enum Purpose."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 
@@ -201,7 +202,7 @@ def introduce(
     rank : the rank of the node that should answer;  deadline : on time.monotonic() [s]
 
     Raises Unreachable: TIMEOUT at the deadline; OTHER_NODE if another node of the session has
-    answered; REFUSED if the server is of another session, or is not a server of Monarch.
+    answered; REFUSED if the server belongs to another session, or is not a server of Monarch.
     """
     hello = receive(connection, HELLO_BYTES, deadline, PeerStatus.REFUSED)
     servers = bytes(hello[len(GREETING) :])

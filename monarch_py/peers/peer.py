@@ -1,7 +1,8 @@
-"""The client's side of one peer: connects links, and decides when to retry after a failure.
+"""The client's side of the connections to one peer: connects links, and decides when to retry after
+a failure.
 
-C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link and to report the
-outcome of an exchange.
+C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link, and to report
+the outcome of an exchange.
 """
 
 import logging
@@ -18,11 +19,11 @@ log = logging.getLogger("monarch.peers")
 # After a failure the peer is not contacted for this time [s], which is about the time that a daemon
 # needs to restart. After each further failure in a row, the pause is twice as long as before.
 FIRST_PAUSE_S = 0.5
-# The longest of these pauses [s]. It limits how long a repaired link stays unused.
+# The longest of these pauses [s]. It limits how long a peer stays unused after it works again.
 LONGEST_PAUSE_S = 30.0
-# After a pause, one thread tries the peer, and the other threads wait for the result for at most
-# this long [s]. This limit is far longer than a live peer's handshake, and far shorter than the
-# time that the first thread loses if the peer hangs.
+# After a pause, one thread tries to connect, and the other threads wait for its result for at most
+# this long [s]. This limit is far longer than the handshake with a live peer takes. It is far
+# shorter than the time that the first thread loses if the peer hangs.
 HEARSAY_S = 0.1
 # Failures whose usual cause is a third party, not the peer. They are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
@@ -32,8 +33,9 @@ class Peer:
     """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
-    connect : returns a new link (struct monarch_peer_link *) to the node of a rank, or raises
-        Unreachable if no link can be made within the time limits. This object closes the link
+    connect : takes a node's rank, and returns a new link (struct monarch_peer_link *) to that node.
+        Raises Unreachable if no link can be made within the time limits. This object closes the
+        link
     last_failure : the last failure; OK if an exchange has succeeded after it
     """
 
@@ -44,7 +46,7 @@ class Peer:
         self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        # _is_tried: whether a thread is trying the peer after a pause; other threads wait for its
+        # _is_tried: whether a thread is trying to connect after a pause; other threads wait for the
         # result. _has_greeted: whether a handshake has succeeded since the last failure.
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
@@ -61,8 +63,8 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the peer may be contacted. During the pause after a failure it may not, and every
-        fetch from the peer fails at once."""
+        """Whether the peer may be contacted. It may not during the pause after a failure: every
+        fetch from the peer then fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:
@@ -73,8 +75,8 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """Returns a new link. Raises Unreachable if no link can be connected, and during a
-        pause."""
+        """Returns a new link. Raises Unreachable if no link can be connected, or if a pause has not
+        ended."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
@@ -100,8 +102,8 @@ class Peer:
         """Records the outcome of an exchange with the peer.
 
         began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. If a failed exchange
-            had begun before the last recorded failure, it belongs to the same incident, even if it
-            ended much later. It is not counted again
+            had begun before the last recorded failure, both belong to the same incident, so the
+            exchange is not counted, even if it ended much later
         """
         with self._lock:
             if status == PeerStatus.OK:
@@ -121,8 +123,8 @@ class Peer:
             self.last_failure = self._pause_status = status
 
 
-# C calls these functions, so they must not raise. An unexpected error in `_connect` is reported to
-# C as a peer that cannot be reached.
+# C calls the functions below, so they must not raise errors. If `_connect` raises an unexpected
+# error, C is told that the peer cannot be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]

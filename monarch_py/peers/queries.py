@@ -1,4 +1,4 @@
-"""Short queries between daemons, apart from requests for files."""
+"""Short queries between daemons, apart from requests for files, which C sends and answers."""
 
 import hmac
 import logging
@@ -16,8 +16,8 @@ log = logging.getLogger("monarch.peers")
 
 # The time limit for sending an answer [s].
 TELL_LIMIT_S = 5.0
-# At most this many answers are in progress at a time. A client that asks for a further answer is
-# disconnected.
+# At most this many answers are in progress at a time. While so many are in progress, a further
+# client that asks for an answer is disconnected.
 MOST_AT_A_TIME = 16
 # The longest answer that is accepted [bytes].
 MOST_BYTES = 4 << 20
@@ -71,7 +71,7 @@ class StatusResponder:
         thread = threading.Thread(target=self._tell, args=args, name="peers-tell", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread could be started; the client may ask again
+        except RuntimeError:  # no thread could be started; the client may send its query again
             connection.close()
             self._free.release()
 

@@ -25,27 +25,27 @@ THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept [s]. An epoch's requests come in bursts, and this limit is longer
+# How long an idle link is kept [s]. During an epoch, requests come in bursts. This limit is longer
 # than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
 # A peer is disconnected if, for this time [s], it sends nothing in the middle of a request or does
 # not receive its answer.
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
-# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. The clients'
-# limits (tcp.py) are longer by a few times 100 ms.
+# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. So the
+# clients' limits (tcp.py) are a few hundred milliseconds longer.
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time after it has connected [s].
 GREETING_LIMIT_S = 1.0
-# The largest number of connections that are not authenticated yet. When it is reached, each new
-# connection replaces the oldest one, so that silent clients cannot keep other clients out.
+# The largest number of connections that are not authenticated yet. When this number is reached,
+# each new connection replaces the oldest of them, so that silent clients cannot keep other clients
+# out.
 MOST_STRANGERS = 256
-# The length of the kernel's accept queue. It is long because the daemons of a large job all connect
-# at once. If the queue has no room for a connection, the kernel drops the connection's first
-# packet, and the client sends it again only a second later.
+# The length of the kernel's accept queue. The queue is long, because all daemons of a large job
+# connect at once. If the queue has no room for a connection, the kernel drops the connection's
+# first packet, and the client resends the packet only a second later.
 BACKLOG = 1024
-# If accept(2) fails for lack of a descriptor or of memory, the next call is made after this pause
-# [s].
+# If accept(2) fails for lack of descriptors or memory, it is called again after this pause [s].
 PAUSE_S = 0.05
 
 
@@ -115,8 +115,8 @@ class PeerServer(ABC):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Keeps the server open during a call into C. Meanwhile other threads run, and one of them
-        might close the server. Raises ValueError if the server is closed."""
+        """Keeps the server open during a call into C. Other threads run during the call, and one of
+        them might otherwise close the server. Raises ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")
@@ -157,7 +157,7 @@ class PeerServer(ABC):
                     return
                 if key.fd == self._listener.fileno():
                     self._accept()
-                elif key.fd in self._strangers:  # not if `_accept` has just disconnected it
+                elif key.fd in self._strangers:  # `_accept` may just have disconnected this client
                     self._hear(self._strangers[key.fd])
             now = time.monotonic()
             for stranger in [s for s in self._strangers.values() if s.deadline <= now]:
@@ -184,7 +184,7 @@ class PeerServer(ABC):
         try:
             connection.send(stranger.greeter.hello)
             self._selector.register(connection, selectors.EVENT_READ)
-        # the client has disconnected, or the kernel cannot watch another descriptor
+        # The client has disconnected, or the kernel cannot watch another descriptor.
         except OSError:
             connection.close()
             return
@@ -217,8 +217,8 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections, so room that is found here is still free when
-            # `adopt` is called below.
+            # Only this thread adds connections. So if there is room for a connection here, there is
+            # still room for it when `adopt` is called below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:

@@ -11,12 +11,12 @@ from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
 # Limit for connection and handshake [s]. Nodes of one cluster answer within a millisecond. A longer
-# limit would not help if the first packet is lost. TCP resends the packet only after a second, and
-# a read from the source takes less time.
+# limit would not help even if the first packet is lost: TCP resends the packet only after a second,
+# and a read from the source takes less time than that.
 CONNECT_LIMIT_S = 0.8
-# Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S: the server can
-# then report in time that the bytes are late, and the link stays usable. A read that waits for a
-# peer goes to the source after at most this limit plus CONNECT_LIMIT_S, which is less than 2 s.
+# Limit for the first bytes of an answer [s]. It is longer than server.WAIT_LIMIT_S, so that the
+# server can report in time that the bytes are late, and the link stays usable. If a peer sends
+# nothing, the source is read after at most this limit plus CONNECT_LIMIT_S, together less than 2 s.
 FIRST_BYTE_LIMIT_S = 1.0
 # Limit for each further 256 KiB, and for the frame that ends a block [s]. It is longer than
 # server.WAIT_LIMIT_S for the same reason.

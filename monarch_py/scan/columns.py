@@ -1,7 +1,7 @@
-"""Packs a batch of entries into few bytes: 20 to 40 for each file.
+"""Compresses a batch of entries to 20 to 40 bytes per file.
 
-Columns that differ little from file to file are delta-encoded. All columns are transposed (first
-bytes of all entries, then second bytes, and so on) and compressed.
+Columns whose values differ little from file to file are delta-encoded. All columns are transposed
+(first bytes of all values, then second bytes, and so on) and compressed.
 """
 
 import struct
@@ -12,19 +12,19 @@ import numpy as np
 from monarch_py.arrays import ENTRY, Array, Uints
 from monarch_py.native import Kind
 
-HEAD = struct.Struct("<II")  # number of entries, and bytes of text
-# The compression level. Higher levels take twice as long and save only 3 %.
+HEAD = struct.Struct("<II")  # the number of entries, and the length of the text [bytes]
+# The compression level. Higher levels take twice as long, and the result is only 3 % smaller.
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# Columns that are not packed. `hash` is computed again by the node that adds the entry to its
-# catalog. `source` is the same for the whole batch. `version` counts changes that are made later.
+# Columns that are not packed. The node that adds an entry to its catalog computes `hash` again.
+# `source` is the same for the whole batch. `version` counts changes that happen only later.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
 # A pair a: b means that column a is stored as its difference from column b of the same entry.
 # `unpack` decodes the pairs in this order, so b is decoded before a.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
-# Columns of which only the difference from the previous entry is stored.
+# For these columns, only the difference from the previous entry's value is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
@@ -89,8 +89,8 @@ def _blocks_of(sizes: Array) -> Uints:
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
     """Returns two columns: how far each path, and each link's target, is from the position at which
     `_put_in_order` expects it. A path is expected directly behind the previous path. A link's
-    target is expected directly behind the link's own path; its position is the link's
-    `copy_ino`."""
+    target is expected directly behind the link's own path. (A link's `copy_ino` holds the position
+    of the target.)"""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(
@@ -107,5 +107,5 @@ def _put_in_order(entries: Array) -> None:
 
 
 def _ends(entries: Array) -> Uints:
-    """Returns where each path's text ends, including its NUL."""
+    """Returns the position behind each path and its NUL."""
     return np.asarray(entries["path"] + entries["path_len"] + np.uint64(1))

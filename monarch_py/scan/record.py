@@ -1,7 +1,7 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
-The bytes come over MPI from a process of the same version and the same user, so they are checked
-against mistakes, not against attacks.
+The bytes come over MPI from a process of the same version and the same user. So reading them
+detects mistakes, but does not protect against attacks.
 """
 
 import os
@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# Number of files of a source that each other node examines, to check that the node sees the same
-# file system.
+# The number of files of each source that every other node examines, to check that it sees the same
+# file system as the node that has scanned.
 SAMPLES = 3
 
 
@@ -45,12 +45,13 @@ class Listed:
 
 
 # The records of all sources, by the sources' numbers, and the time at which the scan of these
-# sources began [s]. The time is on this node's time.monotonic(), even if another node has scanned.
+# sources began [s]. This is a time of time.monotonic() on this node, even if another node has
+# scanned.
 Scanned = tuple[list[Listed], float]
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources one after the other, as a daemon would. Returns the record as bytes. Raises
+    """Lists all sources one after the other, as a daemon does. Returns the record as bytes. Raises
     OSError if a source cannot be opened."""
     listed = []
     for number, source in enumerate(config.sources):
@@ -64,7 +65,7 @@ def record_sources(config: Config) -> bytes:
 
 def read_record(data: bytes) -> list[Listed]:
     """Returns the records that `record_sources` has made, by the sources' numbers. Raises
-    ValueError for other bytes."""
+    ValueError if `data` was not made by `record_sources`."""
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:

@@ -24,7 +24,7 @@ class Batch:
     """Entries that a scan has found. They are valid only until the next batch is taken.
 
     entries : (n,) of dtype ENTRY, without their hashes
-    pool : C pointer to the text of the paths and of the links' targets, `used_bytes` long
+    pool : C pointer to a text of `used_bytes` bytes: the paths, and the links' targets
     """
 
     entries: Array
@@ -42,11 +42,11 @@ class Walk:
     doorbell : a C pointer, rung when `take` can return a batch
     directories : the directories to list, relative to the root; None to list the whole tree. With
         is_deep, all subdirectories of these directories are listed too
-    known : three values: a catalog's struct monarch_writer *, the struct monarch_clients * of the
-        programs, and a time at which the catalog had no files yet [ns]. The scan skips a file that
-        the catalog already has under the same name and inode number, if the file's directory has
-        not changed since that time. For a file that a program is reading, the scan takes the
-        attributes that the kernel has cached
+    known : three values: a catalog's struct monarch_writer *, the session's struct
+        monarch_clients *, and a time at which the catalog had no files yet [ns]. The scan skips a
+        file if the catalog already has it under the same name and inode number, and if the file's
+        directory has not changed since that time. For a file that a program is reading, the scan
+        takes the attributes that the kernel has cached
     allowed : the arguments of a first call of `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -66,7 +66,9 @@ class Walk:
         allowed: tuple[int, int] = ALL_NAMES,
     ) -> None:
         self._started, self.seconds = time.monotonic(), 0.0
-        self._doorbell = doorbell  # keeps it alive, because the threads ring it until they end
+        # This reference keeps the doorbell's memory alive, because the threads ring the doorbell
+        # until they end.
+        self._doorbell = doorbell
         self._scan: Any
         if directories is None:
             self._scan = lib.monarch_scan_start(fd, source, threads, ops_per_s, doorbell)
@@ -98,8 +100,8 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Lists a directory, relative to the root, before all other directories that are not listed
-        yet.
+        """Makes the scan list a directory, whose path is relative to the root, before all other
+        directories that are not listed yet.
 
         is_deep : whether to list its subdirectories too
         """
@@ -108,8 +110,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named. 0 keeps the old limit, or
-            sets 0 if there was no limit
+        wanted : the new limit for names in directories that `want` named. 0 keeps the old limit; if
+            there was no limit, 0 becomes the limit
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)

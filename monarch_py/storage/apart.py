@@ -2,13 +2,13 @@
 
 ext4 puts the inode of a new file into the block group of the file's directory. It does not reuse
 the inode of a removed file for up to six minutes, and steps over all such inodes of the group
-whenever it creates a file. So if the copies of a session were removed a moment ago, each copy of
-the next session costs up to a millisecond of CPU in the same group, instead of 0.03 ms in another
-group.
+whenever it creates a file. So if the copies of one session were removed a moment ago, the creation
+of each copy of the next session in the same group takes up to a millisecond of CPU time. In another
+group it takes 0.03 ms.
 
-If a directory has the flag FS_TOPDIR_FL, ext4 spreads its subdirectories over the disk, by their
-names. It spreads them over flexible groups of some 2 GiB (the default), so nothing is gained on a
-smaller disk.
+If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk,
+by their names. It spreads them over flexible groups of some 2 GiB (the default), so nothing is
+gained on a smaller disk.
 """
 
 import fcntl
@@ -28,13 +28,14 @@ def make_apart(directory: Path) -> None:
     process at a time may call this for a path. Raises OSError if the directory cannot be
     created."""
     for left in directory.parent.glob(f"{directory.name}.*"):
-        with suppress(OSError):  # left by a process that was killed before the rename
+        # Such a directory is left behind by a process that was killed before the rename below.
+        with suppress(OSError):
             left.rmdir()
     if os.path.lexists(directory):
         return
     spread_subdirectories(directory.parent)
-    # The directory is created under a random name, because ext4 would choose the same group again
-    # for the same name.
+    # The directory is created under a random name, because ext4 chooses the group by the name, and
+    # would choose the same group again.
     created = directory.with_name(f"{directory.name}.{secrets.token_hex(8)}")
     created.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""Makes the copies of a persistent tier durable: syncs the tier, then commits the manifest.
+"""Makes the copies of a persistent tier durable: syncs the tier, then commits rows to the manifest.
 
 One thread per tier owns the manifest and commits rows in batches. The daemon's loop only hands rows
 to that thread.
@@ -23,7 +23,7 @@ log = logging.getLogger("monarch.keeper")
 # The thread commits a row after at most this time [s]. Until then the row waits for further rows,
 # so that one sync serves many copies.
 BATCH_S = 1.0
-# A damaged manifest is kept under its name and this suffix.
+# A damaged manifest is kept under its old name with this suffix.
 SET_ASIDE = ".damaged"
 
 
@@ -36,7 +36,7 @@ class Keeper:
     rows : (copies,) of manifest.ROW; empty after `take_rows`
     must_check : whether copies must be checked before they are served (the result of
         `Manifest.begin_use`)
-    broken : whether a commit has failed, so that the manifest lacks copies
+    broken : whether a commit has failed, so that the manifest lacks rows of some copies
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
@@ -49,9 +49,9 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # Start the thread before `_open` marks the manifest as in use. If the start of the thread
-        # failed after the mark, nothing would note a clean end, and the next daemon would have to
-        # check all copies.
+        # The thread is started before `_open` marks the manifest as in use. If the start failed
+        # after the mark, nothing would record a clean end, so the next daemon would have to check
+        # all copies.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -67,8 +67,8 @@ class Keeper:
         with damage_told(path), ExitStack() as undo:
             manifest = undo.enter_context(closing(Manifest(path)))
             if manifest.block_size != block_size_bytes:
-                # Checksums of blocks of different sizes cannot be compared, so all rows are
-                # removed.
+                # Checksums over blocks of different sizes cannot be compared. So if the block size
+                # has changed, all rows are removed.
                 if manifest.block_size:
                     self._why_no_rows = "block_size has changed"
                     manifest.change([], [int(n) for n in manifest.load()["copy"]])
@@ -82,8 +82,8 @@ class Keeper:
         return manifest
 
     def _set_aside(self, error: DamagedManifestError) -> None:
-        """Renames the damaged manifest, so that somebody can examine it later. Only the latest
-        damaged manifest is kept. Otherwise a disk that damages files would fill up with damaged
+        """Renames the damaged manifest, so that it can be examined later. Only the latest damaged
+        manifest is kept, because a disk that damages files would otherwise fill up with damaged
         manifests."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
@@ -98,8 +98,8 @@ class Keeper:
 
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
-        copies are gone. Removes a copy and its row if the two do not match, or if the copy exceeds
-        the quota. Tells the tier how many copies were lost."""
+        copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
+        room for the copy. Tells the tier how many copies were lost."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -118,8 +118,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have left rows of copies that it had removed itself. So a row
-        # without a copy counts as a loss only after a clean end.
+        # A daemon that was killed may have removed copies without their rows. So a row without a
+        # copy counts as a loss only if the last daemon ended cleanly.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
@@ -195,7 +195,7 @@ class Keeper:
         self._thread.join()
 
     def end(self) -> None:
-        """Commits the waiting rows, notes a clean end and closes the manifest."""
+        """Commits the waiting rows, records a clean end and closes the manifest."""
         self._end_thread()
         try:
             if not self._trusted and not self.tier.gone:

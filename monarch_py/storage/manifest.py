@@ -21,8 +21,8 @@ from monarch_py.native import path_hash
 from monarch_py.util.processes import boot_id
 
 VERSION = 1
-# SQLite's integers are signed. `number & MASK` turns one into the unsigned number with the same 64
-# bits; `signed` does the reverse.
+# SQLite's integers are signed. `number & MASK` turns such a number into the unsigned number with
+# the same 64 bits; `signed` does the reverse.
 MASK = (1 << 64) - 1
 
 # One row, as `Validator` (daemon/scan/scanner.py) reads it. `hash` is the path's XXH3-64, not yet
@@ -90,8 +90,8 @@ class Row:
 
 
 # SQLite's messages for errors that do not mean a damaged manifest: another process uses the
-# manifest, memory is short, or the disk is at fault. Every other error is about the file's content.
-# Messages are compared because Python provides the error codes only since 3.11.
+# manifest, memory is short, or the disk is at fault. Every other error concerns the file's content.
+# The messages are compared, because Python provides SQLite's error codes only since version 3.11.
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -132,10 +132,10 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Refuses a manifest that is not a regular file, or that cannot be read and written. Refuses
-    the manifest for a journal of that kind too, because SQLite opens the journal by its name.
-    SQLite itself would follow a link, and report a directory or a FIFO as a disk error. Raises
-    DamagedManifestError."""
+    """Refuses a manifest that is not a regular file, or that cannot be read and written. Also
+    refuses a manifest whose journal is not such a file, because SQLite opens the journal by its
+    name. SQLite itself would follow a link, and would report a directory or a FIFO as a disk error.
+    Raises DamagedManifestError."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -160,8 +160,8 @@ class Manifest:
         refuse_other_files(path)
         with damage_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            # DELETE keeps the journal in one file beside the manifest. FULL makes a commit wait for
-            # the disk.
+            # With DELETE, SQLite keeps the journal in one file beside the manifest. With FULL, a
+            # commit waits until the disk has the data.
             self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
@@ -194,8 +194,9 @@ class Manifest:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Checks every page of the database. Otherwise damage to a page might not be noticed until
-        SQLite writes to the page. Raises DamagedManifestError if a page is damaged."""
+        """Checks every page of the database. Without this check, damage to a page might not be
+        noticed until SQLite writes to the page. Raises DamagedManifestError if a page is
+        damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -203,8 +204,8 @@ class Manifest:
 
     def begin_use(self) -> bool:
         """Notes that a daemon uses the manifest from now on. Returns whether the copies must be
-        checked before they are served. They must be if the last daemon did not end cleanly, or if
-        the machine has rebooted since then."""
+        checked before they are served. This is the case if the last daemon did not end cleanly, or
+        if the machine has rebooted since that daemon began."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")
@@ -223,8 +224,8 @@ class Manifest:
         """Returns all rows, as (copies,) of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
-            # Use a generator. The memory of a list of a million tuples would stay with the process
-            # after the list is freed.
+            # Use a generator. If a list of a million tuples were freed, Python would not return its
+            # memory to the kernel.
             rows = (
                 (h & MASK, c, z, i & MASK, m, t, s & MASK, o, 0)
                 for h, c, z, i, m, t, s, o in self._db.execute(query)

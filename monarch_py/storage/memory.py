@@ -17,13 +17,13 @@ HEADROOM = 1 / 16
 NO_LIMIT = 1 << 60
 
 
-# How long Memory uses a measured value before it measures again [s].
+# How long `Memory` returns a measured value before it measures again [s].
 LOOK_S = 1.0
 
 
 def _read(path: str | Path) -> bytes:
-    """Returns the file's content; nothing if the file cannot be read. The function uses plain
-    system calls for speed: while a RAM tier is filled, it reads several files 20 times a second."""
+    """Returns the file's content; b"" if the file cannot be read. The function uses plain system
+    calls for speed, because several files are read 20 times a second while a RAM tier is filled."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -53,8 +53,8 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """Returns the directories of our memory cgroup and its ancestors, each with whether it belongs
-    to cgroup v2. The result is cached until our cgroup or the mounts change."""
+    """Returns the directories of this process's memory cgroup and of its ancestors, each with
+    whether it belongs to cgroup v2. The result is cached until the cgroup or the mounts change."""
     mounts: dict[str, Path] = {}
     for line in os.fsdecode(mount_lines).splitlines():
         _, where, kind, options, *_ = line.split()
@@ -69,8 +69,8 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container, the mount may not contain this path. Our group is then the root of the
-        # mount.
+        # In a container, the mount may not contain this path. The root of the mount is then the
+        # cgroup of this process.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found
@@ -94,9 +94,9 @@ def available_bytes(
     mounts_file: Path = Path("/proc/self/mounts"),
     meminfo_file: Path = Path("/proc/meminfo"),
 ) -> int:
-    """Returns how many bytes may still be written to a tmpfs, 0 or more. Each of our memory cgroups
-    and the machine itself set a limit: their free memory less the headroom. The least limit is
-    returned."""
+    """Returns how many bytes may still be written to a tmpfs, 0 or more. Each memory cgroup of this
+    process, and the machine itself, sets a limit: its free memory minus the headroom. The lowest of
+    these limits is returned."""
     try:
         groups = _groups(_read(cgroup_file), _read(mounts_file))
     except ValueError:

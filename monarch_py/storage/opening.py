@@ -27,7 +27,7 @@ class OpenTiers:
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
-        except BaseException:  # no thread, no memory, or a signal
+        except BaseException:  # no thread or memory is left, or a signal has arrived
             self.end_unused()
             raise
         if not any(self.tiers):
@@ -54,7 +54,7 @@ class OpenTiers:
                 tier.remove_all(tier.listing()["number"])  # left by a daemon that was killed
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
-            tier.give_up(str(told))  # so that its keeper writes nothing more
+            tier.give_up(str(told))  # so that the tier's keeper writes nothing more
             if (keeper := self.keepers.pop(number, None)) is not None:
                 keeper.end()
             tier.close()
@@ -62,9 +62,9 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing. If this daemon had to check a
-        tier's copies, the next daemon has to check them instead. All other tiers count as ended
-        cleanly."""
+        """Ends the keepers of a daemon that has served nothing. If this daemon would have had to
+        check the copies of a tier, the next daemon must check them instead. All other tiers count
+        as ended cleanly."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()

@@ -1,9 +1,9 @@
 """A tier on this node: its directory, its lock, and its room.
 
-Layout below the mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite (persistent tiers)
-and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The staging area of a session is in
-monarch-<uid>/staging-<key of the session>. So a staging area can share a mount point with a tier,
-or with the staging area of another session.
+A tier has these files below its mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite
+(only in persistent tiers), and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The
+staging area of a session is in monarch-<uid>/staging-<key of the session>. So a staging area can
+share a mount point with a tier, or with the staging area of another session.
 """
 
 import errno
@@ -30,22 +30,23 @@ from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
 
-# Bytes that a copy takes besides its blocks. NAME_BYTES: its name in the directory. ROW_BYTES: its
-# row in the manifest, with a path of typical length. If paths are longer, the measured size of the
-# manifest is used instead (`quota_for_copies`).
+# The room that a copy takes besides its blocks [bytes]. NAME_BYTES: for its name in the directory.
+# ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
+# measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# Room kept free on the file system, whatever the quota is, for manifest and directories [bytes].
+# Room that is kept free on the file system for the manifest and the directories, whatever the quota
+# is [bytes].
 MARGIN_BYTES = 1 << 20
-# Room kept free for a catalog that grows on the tier's file system [bytes], but never more than
-# half of the file system. This room is enough for three million files.
+# Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
+# more than half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
 # Reading the free memory takes a millisecond, and reading the size of the directory takes several
-# calls. The daemon places small files in up to a thousand portions a second, so it keeps both
-# values for LOOK_S [s]. It reads the free memory earlier if more than LOOK_BYTES were filled
-# meanwhile.
+# system calls. The daemon places small files in up to a thousand portions a second, so it keeps
+# both values for LOOK_S [s]. It reads the free memory earlier if more than LOOK_BYTES were filled
+# since the last reading.
 LOOK_S, LOOK_BYTES = 0.05, 64 << 20
-# Errors that say nothing about a tier: the process or the node has no free descriptor at the
-# moment.
+# Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
+# the moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
@@ -68,7 +69,7 @@ def copy_number(name: str) -> int | None:
 
 
 LISTED = np.dtype([("number", "u8"), ("inode", "u8"), ("size", "u8"), ("is_sound", "?")])
-# Mode of a copy: a regular file that only its owner may read, and nobody may write.
+# The mode of a copy: a regular file that only its owner may read, and that nobody may write.
 COPY_MODE = stat.S_IFREG | 0o400
 
 
@@ -93,9 +94,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Refuses a mount point below which another user could replace the directory of copies by a
-    directory of their own. Raises TierError if this is certain, and logs a warning if this process
-    cannot decide it."""
+    """Refuses a mount point below which another user could replace the directory of copies by
+    another directory. Raises TierError if it is certain that the user could, and logs a warning if
+    this process cannot decide it."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -131,7 +132,7 @@ def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
 
 
 def held_elsewhere(mount_point: Path, config: Path) -> str:
-    """The message of `why_held` if a daemon holds the tier now; "" if none does."""
+    """The message of `why_held` if a daemon holds the tier now; "" if no daemon does."""
     holder = holder_of(tier_root(mount_point) / "lock")
     return "" if holder is None else why_held(mount_point, holder, config)
 
@@ -146,7 +147,8 @@ class Tier:
     usable : whether new copies may be placed here
     used_bytes, used_inodes : the room that the copies occupy, including copies that are being
         written
-    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if none is lost
+    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if there are no
+        such copies
     gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
     """
 
@@ -158,15 +160,16 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more than their rounded size, by number: the bytes beyond that
-        # size.
+        # For each copy that occupies more than its rounded size, by the copy's number: the
+        # difference [bytes].
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
-        # `_memory_bytes` : the free memory at the last reading. `_next_look_s` : the time of the
-        # next reading. `_filled_bytes` : the bytes filled since the last reading, less the bytes
-        # removed.
+        # `_memory_bytes` : the free memory at its last reading.
+        # `_next_look_s` : the time from which the free memory is read again [s].
+        # `_filled_bytes` : the room that fills have used since the last reading, minus the room
+        #     that removals have freed.
         self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
-        # The last result of `overhead_bytes`, and the time from which it is computed again.
+        # The last result of `overhead_bytes`, and the time from which it is computed again [s].
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -175,7 +178,7 @@ class Tier:
                 private_directory(path, "choose another mount_point")
             self._lock = self._hold(config_file)
             try:
-                # If make_apart fails, private_directory creates the directory, or reports the
+                # If make_apart fails, private_directory below creates the directory, or raises an
                 # error.
                 with suppress(OSError):
                     make_apart(self.copies)
@@ -190,8 +193,8 @@ class Tier:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Turns errors, for example of a file system that is read-only or completely full, into
-        TierErrors that name the tier."""
+        """Turns errors in the block into TierErrors that name the tier. The file system may be
+        read-only, for example, or completely full."""
         try:
             yield
         except TierError:
@@ -224,20 +227,20 @@ class Tier:
 
     def listing(self) -> Array:
         """Returns everything in the directory that has the name of a copy, sorted by number, as
-        (copies,) of LISTED. Files with other names are not ours.
+        (copies,) of LISTED. Files with other names were not made by Monarch.
 
-        is_sound : whether this is a file as Monarch makes it: a regular file of this user, with the
-            mode of a copy and no second name. Anything else must not be opened: a FIFO would block
-            its reader, and a symbolic link leads elsewhere.
+        is_sound : whether Monarch can have made the file: it is a regular file of this user, with
+            the mode of a copy and no second hard link. Anything else must not be opened, because a
+            FIFO would block its reader, and a symbolic link leads elsewhere.
         """
-        # Use a generator. The memory of a list of a million tuples would stay with the process
-        # after the list is freed.
+        # Use a generator. If a list of a million tuples were freed, Python would not return its
+        # memory to the kernel.
         listed = np.fromiter(self._looks(), dtype=LISTED)
         listed.sort(order="number")
         return listed
 
     def last_number(self) -> int:
-        """The largest number of a copy in the directory; 0 if it has none."""
+        """The largest number of a copy in the directory; 0 if the directory has no copy."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 
@@ -262,10 +265,12 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:  # Monarch makes no such directory: remove it only if it is empty
+        # Monarch makes no directory with such a name, so the directory is removed only if it is
+        # empty.
+        except IsADirectoryError:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
-        except OSError as error:  # the tier is read-only or broken: the room does not come back
+        except OSError as error:  # the tier is read-only or broken, so the copy's room stays used
             self.fail(error.errno or errno.EIO)
 
     def remove_all(self, numbers: Array) -> None:
@@ -274,15 +279,16 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """Returns the least number of a daemon's first copy: the microseconds since 1970. Daemons
-        make fewer than a million copies a second. So the copies of earlier daemons have smaller
-        numbers, unless the clock was set back (`Filler.first_copy` sees to that)."""
+        """Returns the least number that a daemon may give to its first copy: the microseconds since
+        1970. Daemons make fewer than a million copies a second, so the copies of earlier daemons
+        have smaller numbers. This is not certain if the clock was set back, so `Filler.first_copy`
+        is also larger than the numbers of all present copies."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
 
     def overhead_bytes(self) -> int:
-        """Bytes that the tier's directories and the manifest take."""
+        """The room that the tier's directories and the manifest take [bytes]."""
         total = 0
         for path in (self.root, *self.root.iterdir()):
             try:
@@ -293,12 +299,12 @@ class Tier:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes that each copy takes besides its blocks."""
+        """The room that each copy takes besides its blocks [bytes]."""
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """The part of the quota that is not taken by the tier's directories and the manifest
-        [bytes]. Raises OSError if these cannot be examined."""
+        """The part of the quota that the tier's directories and the manifest leave for copies
+        [bytes]. Raises OSError if the tier's directory cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:
@@ -402,8 +408,8 @@ class Tier:
         self._filled_bytes -= took
 
     def note_full(self) -> None:
-        """Limits the tier to the total size of its present copies, because the disk is full before
-        the quota is used up."""
+        """Limits the tier to the room that its present copies occupy, because the disk has become
+        full before the quota is used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
@@ -411,7 +417,8 @@ class Tier:
 
     def is_in_place(self) -> bool:
         """Whether the tier's path still leads to the directory that this object has open. If the
-        file system returns an error, the result is True: every open of a copy then fails anyway."""
+        file system returns an error, the result is True, because every open of a copy then fails as
+        well."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -455,7 +462,9 @@ class Tier:
             so, this descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
-            with suppress(OSError):  # the descriptor is closed even if the file system is broken
+            # close() releases the descriptor even if it returns an error, as on a broken file
+            # system.
+            with suppress(OSError):
                 os.close(fd)
 
     def discard(self, *, is_used: bool = False) -> None:
@@ -467,11 +476,11 @@ class Tier:
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)
-        with suppress(OSError):  # the file system is read-only by now, or gone
+        with suppress(OSError):  # if the file system is read-only by now, or gone
             for path in self.root.glob("manifest.sqlite*"):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)
-        with suppress(OSError):  # the directory holds something that is not ours
+        with suppress(OSError):  # if the directory contains files that Monarch has not made
             self.root.rmdir()
             tier_root(self.config.mount_point).rmdir()

@@ -19,8 +19,8 @@ class TierWatch:
     """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
     thread.
 
-    found : called in that thread, once for each tier that cannot be trusted any more, with the
-        tier's number and a sentence that says why
+    found : called in that thread, once for each tier that cannot be trusted any more. Its arguments
+        are the tier's number and a sentence that says why
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:
@@ -47,7 +47,7 @@ def _why_not_trusted(tier: Tier) -> str:
         return why_gone(tier.config.mount_point)
     try:
         found = doubts(tier.config.mount_point)
-    except OSError:  # the error may pass: the next check decides
+    except OSError:  # the error may be temporary, so the next check decides
         return ""
     certain = (doubt for doubt in found if doubt.is_certain)
     return next((why_refused(tier.config.mount_point, doubt) for doubt in certain), "")

@@ -13,21 +13,21 @@ MARKS = {
 
 
 def container() -> str:
-    """Returns the kind of the container that this process runs in; "" if none is recognised."""
+    """Returns the kind of container that this process runs in; "" if no container is recognised."""
     found = (kind for mark, kind in MARKS.items() if os.path.lexists(mark))
     # systemd-nspawn and LXC set this variable.
     return next(found, os.environ.get("container", ""))  # noqa: SIM112
 
 
 def is_of_the_image(path: Path) -> bool:
-    """Whether a path is on the mount of the root directory. In a container, this mount has the
-    image's files. False if the list of mounts cannot be read."""
+    """Whether a path is on the mount of the root directory, which holds the image's files in a
+    container. False if the list of mounts cannot be read."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return False
-    # The fifth field is the mount point. Blanks and some other characters are written there as
-    # octal escapes.
+    # The fifth field is the mount point. In this field, spaces and some other characters are
+    # written as octal escapes.
     written = [line.split(" ")[4] for line in table.splitlines()]
     mounts = {re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), each) for each in written}
     resolved = Path(os.path.realpath(path))

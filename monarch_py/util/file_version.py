@@ -1,9 +1,9 @@
-"""The version of a file. It shows whether the file's content was replaced."""
+"""The version of a file, which shows whether the file's content was replaced."""
 
 from pathlib import Path
 
-# A file's inode, size and mtime. At least one of them changes if other content, such as another
-# plan or another configuration, is written to the file.
+# A file's inode number, size [bytes] and modification time [ns]. At least one of these changes if
+# other content, such as another plan or configuration, is written to the file.
 Version = tuple[int, int, int] | None
 
 

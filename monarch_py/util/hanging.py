@@ -1,8 +1,8 @@
 """Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
 A system call on a file system that hangs may never return, and no signal ends the call. So a child
-process makes the call, and is abandoned if the call hangs. A thread cannot make the call instead: a
-thread that hangs would keep this process from ending.
+process makes the call. If the call hangs, the child is abandoned. A thread cannot make the call,
+because a thread that hangs would keep this process from ending.
 """
 
 import os
@@ -20,8 +20,7 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
-    answer. A path is also left out if it cannot be probed, because the system has no process or
-    descriptor to spare."""
+    answer. A path that cannot be probed, because no process or descriptor is free, is left out."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -60,7 +59,8 @@ def _ask(path: Path) -> tuple[int, int] | None:
     try:
         _detach(end)
         os.stat(path)
-        os.statvfs(path)  # always asks the file system, whereas a cache may answer stat
+        # statvfs always asks the file system, whereas stat may be answered from a cache.
+        os.statvfs(path)
     finally:
         os._exit(0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from monarch_py.errors import ConfigError
 
 # The variables of each launcher: number of processes, and rank of this process. The variables of a
-# Slurm step come last: mpiexec may itself run in a Slurm step, and the processes of mpiexec then
-# have the variables of that step too.
+# Slurm step come last, because mpiexec may itself run in a Slurm step, and the processes that
+# mpiexec starts then have the variables of that step too.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -28,8 +28,8 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Returns this process's rank, and the number of processes that were launched together, this
-    one included; None if no launcher has started this process."""
+    """Returns this process's rank, and the number of processes that were launched together,
+    including this process. Returns None if no launcher has started this process."""
     for size, rank in VARIABLES:
         numbers = environment.get(size, ""), environment.get(rank, "")
         if all(number.isdecimal() for number in numbers):

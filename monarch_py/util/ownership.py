@@ -1,7 +1,7 @@
-"""Determines whether other users could replace one of our directories with one of their own.
+"""Determines whether other users could replace a directory of this user with one of their own.
 
-Other users can replace a directory if they may change its parent directory, or the parent of the
-parent, and so on up to the root. Links on the way are checked like directories.
+Other users can replace a directory if they may change its parent directory, or any directory above
+the parent, up to the root. Links on the way are checked like directories.
 """
 
 import grp
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Largest number of links to follow on one path, as in the kernel.
+# The largest number of links that are followed on one path, as in the kernel.
 MAX_LINKS = 40
 
 
@@ -20,8 +20,8 @@ MAX_LINKS = 40
 class Doubt:
     """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if the doubt depends on something that this process cannot see, such as the
-        members of a group, or the identity of an owner without a name
+    is_certain : False if it depends on something that this process cannot see, such as the members
+        of a group, or the identity of an owner without a name
     """
 
     is_certain: bool
@@ -37,8 +37,9 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """Returns the doubts about `directory`, and about every directory and link on the way to it.
-    Certain doubts come first. Raises OSError if a directory or a link cannot be examined."""
+    """Returns the doubts about `directory`, and about every directory and link on the way to
+    `directory`. Doubts with `is_certain` come first. Raises OSError if a directory or a link cannot
+    be examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
@@ -80,8 +81,9 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
-    # A link's mode has no meaning. In a sticky directory, only a file's owner and the directory's
-    # owner may rename or remove the file. So in both cases no other user can replace anything.
+    # A link's mode has no meaning. In a directory with the sticky bit, only the file's owner and
+    # the directory's owner may rename or remove a file. So in both cases no other user can replace
+    # anything.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:
@@ -97,8 +99,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Whether this owner may be root. In a user namespace all unmapped users have the same user ID,
-    and the host's root may be one of them."""
+    """Whether this owner may be root. In a user namespace, all users that are not mapped have the
+    same user ID, and the host's root may be one of these users."""
     try:
         known = Path("/proc/self/uid_map").read_text().split()
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -108,9 +110,9 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Returns who else may write to `path` through the group's write bit; "" if nobody. The bit is
-    the group's permission, unless `path` has an access control list: then the bit is the mask of
-    the list.
+    """Returns who else may write to `path` through the write bit of the group; "" if nobody else
+    may. The bit is the group's permission. But if `path` has an access control list, the bit is the
+    mask of the list.
     """
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)

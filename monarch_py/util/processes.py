@@ -14,7 +14,7 @@ PROC = Path("/proc")
 # The pause between two checks whether a process has ended [s].
 LOOK_S = 0.01
 # How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
-# the process at once. Another parent may never do so.
+# the process at once. A parent that does not wait may never reap it.
 REAP_LIMIT_S = 0.5
 
 
@@ -75,7 +75,7 @@ class Identity:
     """The identity of a process, which need not be a child of this process. A later process with
     the same PID has another identity.
 
-    began : the result of the function `began`; 0 for a process that had ended
+    began : the result of the function `began`; 0 for a process that had ended already
     """
 
     pid: int
@@ -109,8 +109,8 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until the process has ended, and a short time for its parent to reap it. Returns
-        False if the process has not ended within the limit [s]."""
+        """Waits until the process has ended, and then, for a short time, until its parent has
+        reaped it. Returns False if the process has not ended within limit_s [s]."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:

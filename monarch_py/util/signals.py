@@ -13,8 +13,8 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers) -> None:
-    """Installs a handler. The handler may be called again while it runs, so it must not take a
-    lock."""
+    """Installs a handler for these signals, except for ignored ones. The handler may be called
+    again while it runs, so it must not take a lock."""
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)

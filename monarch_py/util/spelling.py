@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-# The least length of a word that is searched for inside other words; shorter words occur inside too
-# many known words.
+# The least length of a word that is searched for inside known words. Shorter words occur inside too
+# many of them.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that is spelled most like `written`. If none is close, returns the
-    first known word that contains `written`, or None."""
-    # Imported only here, because difflib takes memory, and only a wrong word needs it.
+    """Returns the known word that is spelled most like `written`. If no word is similar, returns
+    the first known word that contains `written`; None if there is no such word."""
+    # difflib is imported only here, because it takes memory, and is needed only for a wrong word.
     from difflib import get_close_matches
 
     words = list(known)

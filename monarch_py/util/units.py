@@ -12,11 +12,11 @@ _BINARY_UNITS = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB))
 _UNIT_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNIT_BYTES |= {name.lower(): n_bytes for name, n_bytes in _BINARY_UNITS}
 
-# off_t is signed: no file and no file system holds more bytes than this.
+# The largest size [bytes]. No file or file system holds more bytes, because off_t is signed.
 _LARGEST_BYTES = (1 << 63) - 1
 
-# [0-9] and not \d, since \d also matches the digits of other scripts. The number of digits is
-# limited, so that parsing stays cheap.
+# The pattern uses [0-9] instead of \d, because \d also matches the digits of other scripts. The
+# number of digits is limited, so that parsing stays cheap.
 _SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
 
 
@@ -25,8 +25,9 @@ def parse_size(size: str) -> int:
 
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024; case does not matter.
     A number without a unit must be an integer. With a unit, a fraction of a byte is dropped
-    (``1.1GiB``), but the result must not become 0. Raises ValueError, with one sentence, for any
-    other text: a negative size, an unknown unit, more than 2**63 - 1 bytes.
+    (``1.1GiB``), but the result must not become 0. Raises ValueError, whose message is one
+    sentence, for any other text, for example a negative size, an unknown unit, or more than
+    2**63 - 1 bytes.
     """
     exact, unit_bytes = _parsed(size, size, "size")
     n_bytes = int(exact)
@@ -36,16 +37,16 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). In all other
-    respects, the text is read as by parse_size."""
+    """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is
+    an average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Apart from this, the same
+    texts are valid as for `parse_size`."""
     return float(_parsed(amount, amount, "size")[0])
 
 
 def parse_rate(rate: str) -> float:
     """Returns the bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
 
-    Raises ValueError, with one sentence, for other text, and for rates of 0 or less.
+    Raises ValueError, whose message is one sentence, for other text, and for rates of 0 or less.
     """
     if rate.strip().startswith("-"):
         raise ValueError(f"{rate!r} is a negative rate")
@@ -87,7 +88,8 @@ def format_size(n_bytes: int) -> str:
         raise ValueError(f"{n_bytes} is not a size")
     if n_bytes < KIB:
         return f"{n_bytes} B"
-    # Choose the unit by the rounded number: 1 MiB minus a byte is "1 MiB", never "1024 KiB".
+    # The unit is chosen by the rounded number, so that 1 MiB minus a byte becomes "1 MiB", never
+    # "1024 KiB".
     fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
     name, unit = next(fitting, _BINARY_UNITS[-1])
     whole, tenth = divmod(_tenths(n_bytes, unit), 10)

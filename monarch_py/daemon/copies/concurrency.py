@@ -20,8 +20,8 @@ GAIN, LOSS = 1.10, 0.95
 # HOLD windows. After the trial of a larger width, the hold is twice the last hold, but at most
 # HOLD. If a larger width pays, the hold becomes FIRST_HOLD again.
 HOLD, FIRST_HOLD = 40, 4
-# If the width was decreased because programs waited, it is kept for this many windows. After them,
-# the cause of the wait may be gone.
+# If the width was decreased because programs waited, the new width is kept for this many windows.
+# After these windows, the cause of the wait may be gone.
 BACK_HOLD = 10
 # The files per second of a window count only if at least SOME_FILES files arrived in it. The files
 # of two windows are of the same kind if their mean sizes differ by at most the factor ALIKE.
@@ -31,8 +31,8 @@ SOME_FILES, ALIKE = 8, 1.5
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
 # Some decreases do not help. After IN_VAIN decreases in a row, the mean time of opens is compared
-# with the mean before the first of these decreases. If it is still more than HELPED times that
-# mean, it is not the fills that make programs wait. The decreases are then undone.
+# with the mean before the first of these decreases. If the present mean is still more than HELPED
+# times the earlier mean, the fills are not the cause of the wait, so the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : the mean time of fewer opens is not judged.
 # LEAST_S : a mean over less than this time cannot become the least mean [s].
@@ -67,7 +67,8 @@ class Delay:
         self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, total time)
         self._before = (0, 0.0)
-        # Of the opens that were judged last: their mean time [s], and whether they were on time.
+        # The mean time of the opens that were judged last [s], and whether these opens were on
+        # time.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -121,11 +122,12 @@ class ReadsInFlight:
     nearly the highest throughput (bytes or files per second). It reduces the width if the fills
     make programs wait for the source.
 
-    Sources differ by orders of magnitude. A source of high latency needs many concurrent reads. At
-    a source that is limited by its bandwidth, more reads only make each other wait. So the width is
-    doubled as long as that pays, and is then kept. Now and then a smaller and a larger width are
-    tried, because the load on a shared source changes. Small files are judged by files per second,
-    because a source spends its time on each file; large files are judged by bytes per second.
+    Sources differ by orders of magnitude in latency and bandwidth. A source of high latency needs
+    many concurrent reads. At a source that is limited by its bandwidth, more reads only make each
+    other wait. So the width is doubled as long as that pays, and is then kept. Now and then a
+    smaller or a larger width is tried, because the load on a shared source changes. Small files are
+    judged by files per second, because the time that a source needs for a small file hardly depends
+    on the file's size. Large files are judged by bytes per second.
 
     least, most : bounds of the width, both included
     """
@@ -139,8 +141,9 @@ class ReadsInFlight:
         self._down = True  # whether the last trial was one of a smaller width
         self._hold = FIRST_HOLD
         self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
-        self._backs = 0  # decreases in a row because opens were late
-        # Before the first of these decreases: the width, and the mean time of an open [s].
+        self._backs = 0  # how many times in a row the width was decreased because opens were late
+        # The width, and the mean time of an open [s], before the first of the decreases that
+        # `_backs` counts.
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
         self._was_full = True  # whether `is_full` was True all the time since `_since`
@@ -185,9 +188,10 @@ class ReadsInFlight:
 
     def _step_back(self) -> None:
         """Reduces the width because programs wait. In two cases the fills cannot be the cause of
-        the wait: the width is the least already, or earlier decreases have not helped. The cause is
-        then a busy machine, or other users of the source. So the least wait is measured anew, after
-        which the present wait counts as usual. Decreases that have not helped are undone."""
+        the wait: the width already has its lower bound, or earlier decreases have not helped. The
+        cause is then a busy machine, or other users of the source. So the least wait is measured
+        anew, after which the present wait counts as usual. Decreases that have not helped are
+        undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:

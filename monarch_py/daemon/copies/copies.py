@@ -49,8 +49,8 @@ class Copies:
         # `_dropping` : the number of removals that the engine has not finished.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
-        # For each tier, the room that dropped copies still occupy, because they are not removed yet
-        # [bytes].
+        # For each tier, the room that dropped copies still occupy, because their files are not
+        # removed yet [bytes].
         self.leaving = [0] * len(self.tiers)
         self._changes_seen = 0
         self.fills = self.filled_bytes = 0
@@ -132,7 +132,8 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies. The first failure is logged, and so is the first failure after each success."""
+        copies. A failure is logged only if it is the first one, or the first one after a
+        success."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -222,8 +223,8 @@ class Copies:
     # --- lost tiers -------------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier: clients stop opening them, and the files may be filled
-        into other tiers."""
+        """Drops the copies of a lost tier: clients stop opening these copies, and the copied files
+        may be filled into other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
@@ -237,8 +238,8 @@ class Copies:
     # --- dropping -----------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of (n,) entries: clients stop opening them, and their files are removed
-        later."""
+        """Drops the copies of (n,) entries: clients stop opening these copies, and the files of the
+        copies are removed later."""
         if not len(ids):
             return
         catalog = self.shared.catalog
@@ -264,8 +265,8 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops the copies of (n,) rows of the manifest. The copied files are not in the
-        catalog."""
+        """Drops (n,) copies, which are given by their rows of the manifest. The copied files are
+        not in the catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
@@ -294,7 +295,7 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Sets the present attributes of a file in the file's entry. The file must have no copy.
+        """Writes a file's present attributes to the file's entry. The file must have no copy.
         Returns False if shared memory is full; the source then serves the file for the rest of the
         session.
 
@@ -334,14 +335,14 @@ class Copies:
         return any(map(len, foreign.values()))
 
     def clear(self) -> int:
-        """Drops every copy; returns how many there were."""
+        """Drops every copy. Returns how many copies of files in the catalog were dropped."""
         ids = np.flatnonzero(word.state(self.shared.catalog.words) == State.PRESENT)
         self.forget(ids.astype(np.uint64), State.ABSENT)
         self.drop_foreign()
         return len(ids)
 
     def drop(self, entries: list[int]) -> int:
-        """Drops the copies of these files for a command. Returns how many there were."""
+        """Drops the copies of these files for a command. Returns how many copies were dropped."""
         known = [entry for entry in entries if 0 <= entry < len(self.shared.catalog)]
         ids = np.array(known, dtype=np.uint64)
         present = self.shared.catalog.states(ids) == State.PRESENT

@@ -65,14 +65,14 @@ GRANT_BYTES = 64 << 20
 BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
 # While the sources are being read, at most this many background fetches from peers (fetches that no
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
-# lower.
+# lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
 # Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# show whether the sources are fast. Before that, at least SOME_OPENS opens by programs can show it:
-# the sources are fast if the mean open takes less than AT_HAND_S [s]. An open that asks a server
-# takes longer.
+# show whether the sources are fast. Before that, programs' opens can show it, if there were at
+# least SOME_OPENS of them. The sources then count as fast if the mean time per open is less than
+# AT_HAND_S [s]. An open for which the file system asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
-# While programs use all processors, and their opens show that the sources are fast, background
+# While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
 WORKED_S, WORKED_EACH_S = 0.1, 1.0
 
@@ -84,7 +84,7 @@ class Engine:
     width : how many threads do background reads of the sources (reads that no reader waits for)
     reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
         Only every second thread does such orders, so that a tier that hangs cannot block all
-        threads. An engine with a single thread accepts none
+        threads. So an engine with a single thread accepts no PAGE_IN order
     packs : the packs from which the threads read small files
     """
 
@@ -96,8 +96,8 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_width, self._memory_until = 0, 0.0
         self.width = min(self._reads.width, self._affordable_width(time.monotonic()))
-        # Measures how idle the processors are; None while the sources are not fast, or nothing is
-        # read.
+        # Measures how idle the processors are. None while the sources are not fast, and while no
+        # order for a source is unfinished.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]
@@ -155,9 +155,9 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns (places, 2, MONARCH_LEVELS): the bytes read from each place, and the time that
-        these reads took [ns], as in struct monarch_flow. A place is all sources together, or one
-        node."""
+        """Returns (places, 2, MONARCH_LEVELS): how many bytes were read from each place, and how
+        long these reads took [ns], as in struct monarch_flow. A place is either all sources
+        together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -205,8 +205,8 @@ class Engine:
         Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
         or WANTED, or place anything in these tiers.
 
-        staged_bytes : if positive, the last of `rooms` is the room of the staging area. It is for
-            files that this node does not keep and that have at most this size [bytes]
+        staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
+            places there files of at most this size [bytes] that this node does not keep
         first_copy : the number of the first copy that the engine makes; the engine may use
             MONARCH_PLACED numbers from this one on
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
@@ -234,8 +234,8 @@ class Engine:
         to Python every file that no call has named. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
-        keeps : (n,) whether this node keeps the file in its tiers. Files that it does not keep are
-            staged
+        keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
+            keep are staged
         """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
@@ -245,9 +245,10 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends earlier in two cases: a reader waits for a
-        file whose fill only Python may order; or a fill has ended, and the engine could not publish
-        its copy. Returns whether one of the two has happened since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python,
+        in one of three cases: a reader waits for a file whose fill only Python may order; an order
+        has ended that may have made room for such a file; a fill has ended whose copy the engine
+        could not publish. Returns whether the engine has left work since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -323,8 +324,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self, now_s: float) -> int:
-        """Returns how many concurrent reads are affordable. With more reads, their buffers would
-        take so much memory that the kernel might kill the job."""
+        """Returns how many concurrent reads the free memory allows. The buffers of more reads might
+        take so much memory that the kernel kills the job."""
         if now_s >= self._memory_until:
             affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
             self._memory_width = max(self._reads.least, affordable)
@@ -339,11 +340,11 @@ class Engine:
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
-        """Returns how many threads may do background fills. Where the sources are fast, programs
-        need the processors more than fills do. So all threads may fill only while a processor is
-        idle. Otherwise one thread fills, to notice when a source is no longer fast. Even this
-        thread works only part of the time if programs' own opens show that the sources are fast,
-        and no other node waits for fills."""
+        """Returns how many threads may do background fills. While the sources are not fast, all
+        threads may. If the sources are fast, programs need the processors more than fills do. All
+        threads may then fill only while a processor is idle. Otherwise one thread fills, to notice
+        when a source is no longer fast. Even this thread works only part of the time if programs'
+        opens show that the sources are fast, and no other node can wait for fills."""
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most
@@ -362,7 +363,7 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether any part of the daemon waits for the results of successful
-        fills. If none waits, the engine wakes the loop less often."""
+        fills. If no part waits, the engine wakes the loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
@@ -384,8 +385,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
-        keeps their descriptors for 50 ms or longer (csrc/handover/kept.c); the files' fills should
-        be ordered within that time."""
+        keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c). The fills of the
+        files should be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

@@ -2,10 +2,10 @@
 
 The copy whose next use is farthest away is evicted first (Lobster's rules of reuse count and reuse
 distance). A copy that is used neither later in this epoch nor in the next epoch counts as farther
-away than all other copies. The room goes to the file to be fetched ahead that is used soonest. A
-copy is evicted for a file only if the file is used twice before the copy is used again (Lobster's
-rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted without a
-plan, while the coming uses are unknown, or while no file needs room.
+away than all other copies. Of the files to be fetched ahead, the one that is used soonest gets the
+room. A copy is evicted for a file only if the file is used twice before the copy is used again
+(Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted
+if there is no plan, if the coming uses are unknown, or if no file needs room.
 """
 
 import math
@@ -24,18 +24,18 @@ from monarch_py.policies.eviction import exchange
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import NOWHERE
 
-# The search for copies to evict runs at most every LOOK_S [s], and takes at most the share SHARE of
-# the time.
+# The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
+# SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
 # The files for which eviction has made room, but whose fill has not begun, have at most this total
 # size [bytes]. A single file may be larger.
 MOST_BYTES = 64 << 20
-# One search makes room for at most MOST_FILES files. It considers TIMES as many copies of a tier
-# for eviction: those whose next use is farthest in the future.
+# One search makes room for at most MOST_FILES files. It considers TIMES times as many copies of a
+# tier for eviction, namely the copies whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# A plan's files may lack room in the tier that the plan chose for them, because files outside the
-# plan, or other users of the file system, occupy that room. Once a tier has been short of room for
-# longer than SHORT_S [s], the choice is dropped for the files that do not fit.
+# A plan's files may lack room in the tier that was chosen for them, because files outside the plan,
+# or other users of the file system, occupy that room. Once a tier has been short of room for longer
+# than SHORT_S [s], the files that do not fit are no longer assigned to the tier.
 SHORT_S = 10.0
 # Distances to next uses are out of date, and are not used, if their computation was requested
 # longer ago than this [s].

@@ -10,7 +10,7 @@ IDLE_CORES, LOOK_S = 0.5, 0.1
 
 
 class IdleCores:
-    """Measures how many processors were idle since the previous call."""
+    """Measures how many processors were idle between two calls of `take`."""
 
     def __init__(self) -> None:
         self._before = 0.0, 0.0
@@ -29,7 +29,7 @@ class IdleCores:
 
     @staticmethod
     def _look() -> tuple[float, float]:
-        """Returns the idle time and the whole time of the processors, each summed over all
+        """Returns the idle time and the total time of the processors, each summed over all
         processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
         # psutil lists only processors that are online. Where some are offline, the positions in its
@@ -41,8 +41,8 @@ class IdleCores:
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:
-        """Returns how many processors were idle, on average, since the last call; 0 where that is
-        not known, for example while the process has no descriptor left."""
+        """Returns how many processors were idle, on average, since the last call. Returns 0 if the
+        number is not known, for example while the process has no descriptor left."""
         try:
             (idle_s, all_s), before = self._look(), self._before
         except OSError:

@@ -46,7 +46,7 @@ class Packs:
             self._used[number] = source.pack
 
     def _give(self, number: int, pack: Path) -> bool:
-        """Gives the engine a pack. Returns whether it can be used."""
+        """Gives the engine a pack. Returns whether the engine can use the pack."""
         try:
             index = PackIndex.load(pack)
             members = np.zeros(len(index), dtype=MEMBER)
@@ -68,8 +68,9 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns (n,) files in the order in which they are best read. Files in packs are sorted by
-        source and by their position in the pack. All other files keep their places in the array."""
+        """Returns (n,) files in the order in which they are read fastest. Files in packs are sorted
+        by source and by their position in the pack. All other files keep their places in the
+        array."""
         if not self._used or len(ids) < 2:
             return ids
         places = np.empty(len(ids), dtype=np.int64)

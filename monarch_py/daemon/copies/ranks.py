@@ -29,19 +29,19 @@ MOST_OF_TIME = 0.02
 # MEMORY_S [s]. A rank whose decayed sum is below one byte is not active.
 MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
-# best division; its cost grows with the square of the number of slices. With more than
-# MOST_SEARCHED ranks there is no search: each rank gets slices in proportion to its load. A search
-# with many thin slices would find the same.
+# best division of the slices among the ranks. The cost of the search grows with the square of the
+# number of slices. So with more than MOST_SEARCHED ranks there is no search: each rank gets slices
+# in proportion to its load. With so many thin slices, a search would find the same division.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load, so that each rank is served in
-# time. A reader waits for a bounded time only (csrc/preload/fill/wait.c), which must not run out
-# because other ranks have more misses.
+# time. A reader waits only for a limited time (csrc/preload/fill/wait.c). The limit must not be
+# exceeded because other ranks have more misses.
 LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# A function that returns (ranks of a node,) how much each rank will load next, in any unit; None if
-# that is not known.
+# A function that returns (ranks of a node,) how much each rank will load next, in any unit. It
+# returns None if the next loads are not known.
 Prediction = Callable[[], Floats | None]
 
 
@@ -122,16 +122,16 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """Returns (active,) how much each of these ranks loads next. Without a plan, this is the
-        share of its opened bytes that the rank has missed. All ranks of a job read equally much in
-        a step, so these shares are comparable."""
+        """Returns (active,) how much each of these ranks is predicted to load next. Without a plan,
+        the prediction for a rank is the share of missed bytes among the bytes that it has opened.
+        All ranks of a job read equally much in a step, so these shares are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
         return np.asarray(np.minimum(1.0, missed / opened))
 
     def told(self) -> list[dict[str, Any]]:
-        """Returns what `status` says of each rank that has opened anything."""
+        """Returns the status fields of each rank that has opened any file."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
         # Clients keep counting, and numpy raises an error if an array changes while it is searched.

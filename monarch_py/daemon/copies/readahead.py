@@ -35,8 +35,8 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # By entry: whether the copy is in the page cache, as far as is known: it was paged in, or
-        # filled, since the file was last opened.
+        # By entry: whether the copy is probably in the page cache, because it was paged in or
+        # filled since the file was last opened.
         self._brought = np.zeros(0, dtype=bool)
         self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
         self.files = 0
@@ -54,9 +54,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies of (n,) files be paged in. `ids` is sorted by the files' next use.
-        Beginning with the first file, those that `wants` selects are ordered, until MOST_FILES or
-        MOST_BYTES is reached. The engine first does all orders that programs wait for."""
+        """Orders that copies of (n,) files be paged in. `ids` is sorted by the files' next use. The
+        files that `wants` selects are ordered from the first one on, until MOST_FILES or MOST_BYTES
+        is reached. The engine does all orders that programs wait for before these orders."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -72,16 +72,17 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Processes the result of an order. A copy that could not be read is kept; its next reader
-        gets the error."""
+        """Processes the result of a PAGE_IN order. A copy that could not be read is kept; the next
+        reader of the copy gets the error."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
         """Notes (n,) files whose fill was ordered or has just ended. A fill leaves the pages of the
-        new copy in memory, so the copy need not be paged in. The caller reports a fill as soon as
-        it is ordered, because programs can open the copy before the fill's result is processed."""
+        new copy in memory, so the copy need not be paged in. The caller reports a fill already when
+        the fill is ordered, because programs can open the copy before the fill's result is
+        processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

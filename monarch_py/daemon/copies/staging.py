@@ -36,9 +36,9 @@ AT_ONCE = 16
 
 
 def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
-    """Opens the staging area of the configuration. If none is configured and one is `needed`,
-    creates one in shared memory. Returns None if there is no area or it cannot be opened; the
-    source then serves the files that this node does not keep."""
+    """Opens the staging area of the configuration. If no area is configured but one is `needed`,
+    creates one in shared memory. Returns None if there is no area, or if the area cannot be opened;
+    the source then serves the files that this node does not keep."""
     found = config.staging or (_default(len(config.tiers)) if needed else None)
     if found is None:
         return None
@@ -46,7 +46,7 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
         refuse_replaceable(found.mount_point)
         tier = Tier(found, f"staging-{session.path.name}", config.file)
         try:
-            tier.remove_all(tier.listing()["number"])  # debris of a daemon that was killed
+            tier.remove_all(tier.listing()["number"])  # left behind by a daemon that was killed
         except OSError as error:
             tier.close()
             raise tier.broken(error) from error
@@ -74,7 +74,7 @@ def _default(tiers: int) -> TierConfig | None:
 
 
 class Staging:
-    """Keeps the staged files in the order of their arrival or last open, and drops copies to make
+    """Lists the staged files in the order of their arrival or last open, and drops copies to make
     room for others. Runs in the daemon's loop and never blocks.
 
     number : the area's number among the tiers;  tier : the area. Without an area, `tier` is None,
@@ -86,7 +86,7 @@ class Staging:
         # The staged files, in the order of their arrival or last open. A copy that another part of
         # the daemon has dropped stays in the dict until the next `_drop`.
         self._entries: dict[int, None] = {}
-        self.refused: list[Ids] = []  # files left to the source until the area changes
+        self.refused: list[Ids] = []  # files that are left to the source until `let_in`
         self.staged = self.dropped = 0
 
     # --- contents -------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ class Staging:
 
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source, because readers wait for these files, and no copy can be
-        dropped for them now. When the area changes, the files become ABSENT. Their next open then
-        requests them again."""
+        dropped now to make room for them. `let_in` makes the files ABSENT later. The next open of
+        such a file then requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 

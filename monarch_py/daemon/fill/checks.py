@@ -36,9 +36,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts the copies of earlier sessions that match the files that the scan has found. If a
-        tier's copies must be checked, each copy is published once its check has succeeded. The
-        copies of other tiers are published at once."""
+        """Adopts the copies of earlier sessions that match files that the scan has found. If the
+        copies of a tier must be checked, each of them is published only once its check has
+        succeeded. The copies of other tiers are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
@@ -49,7 +49,7 @@ class Checks:
                 self._copies.adopt(ids, rows, tier_number)
 
     def order(self, most: int) -> int:
-        """Orders at most `most` checks. Returns how many it has ordered."""
+        """Orders at most `most` checks. Returns how many were ordered."""
         ordered, catalog = 0, self._shared.catalog
         if time.monotonic() < self._not_before_s:
             return 0

@@ -133,7 +133,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon had set `follow_opens` before. If so, it stays set.
+        # Whether another part of the daemon had set `follow_opens` before. If so, `follow_opens`
+        # stays set.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -141,8 +142,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. Once programs have opened the prefetched copies,
-        more is prefetched, but these opens do not wake the loop."""
+        """Whether the loop should iterate often. More is prefetched as soon as programs have opened
+        prefetched copies, but these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -155,7 +156,7 @@ class DirectoryPrefetch:
     def observe(self, opened: Ids, unmet: Ids) -> None:
         """Notes what programs have done since the last iteration.
 
-        opened : (n,) files that they have opened
+        opened : (n,) files that programs have opened
         unmet : (m,) files that programs opened before the catalog knew them. It is not known how
             much of these files was read, so only the small files among them count as read to their
             end
@@ -219,7 +220,7 @@ class DirectoryPrefetch:
 
     def _take(self, most: int, home: _Home) -> Ids:
         """Returns the next (n,) of the found files, as many as the limit on unused files allows.
-        Skips a file that is larger than the whole limit; that file is filled when a program opens
+        Skips files that are larger than the whole limit; such a file is filled when a program opens
         it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
@@ -291,9 +292,9 @@ class DirectoryPrefetch:
         tiers have no room for it.
 
         A file gets this room only when it is used for the second time, because its first use does
-        not show which files the program reads. If the program reads all files once an epoch, it
-        will still use the prefetched copies, so they should stay. If it reads only a part of the
-        files, it returns to that part, so the unused copies can be dropped.
+        not show which files the program reads. A program that reads all files once an epoch will
+        still use the prefetched copies, so these copies should stay. A program that reads only a
+        part of the files returns to that part, so the unused copies can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -320,9 +321,9 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Restarts at the first entry of every directory. Files were skipped if a command had
-        requested them. Now that the command was cancelled, they are ABSENT again and can be
-        prefetched."""
+        """Examines all directories again from the catalog's first entry, after a command was
+        cancelled. Files that the command had requested were skipped before. They are ABSENT again
+        now, and can be prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]

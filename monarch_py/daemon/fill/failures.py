@@ -76,8 +76,8 @@ class FailedFills:
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
         """Postpones a fill that has failed because the daemon had no free descriptor. A file in use
-        is served by the source meanwhile. A file to be filled ahead stays WANTED. So the command
-        that has requested the file goes on waiting for it, and can cancel it."""
+        is served by the source meanwhile. A file to be filled ahead stays WANTED, so the command
+        that has requested the file goes on waiting for the fill, and can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",

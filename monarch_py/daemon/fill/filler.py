@@ -31,11 +31,11 @@ log = logging.getLogger("monarch.filler")
 
 # There are three kinds of orders: fills from sources for files in use, fills from peers for files
 # in use, and orders for other files. The engine has at most this many orders of each kind at a
-# time. These are enough for its threads never to wait for Python. More orders would only take
-# memory, about 500 bytes each.
+# time. With so many orders, its threads never wait for Python. More orders would only take memory,
+# about 500 bytes each.
 ORDERS = 2048
-# The background fills that the engine has at a time have at most this total size [bytes]. The limit
-# is low, because room is reserved for a fill as soon as it is ordered.
+# The files of all background fills that the engine has at a time are at most this large together
+# [bytes]. The limit is low, because room is reserved for a fill as soon as it is ordered.
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered whatever their size, so that a thread that ends a fill
 # can begin another one.
@@ -49,7 +49,7 @@ GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Returns (n,) whether each result is that of a successful fill or check."""
+    """Returns (n,) whether each result belongs to a successful fill or check."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
@@ -58,30 +58,32 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """`scanner.tiers` must be the configured tiers, followed by the tier of the staging area,
-        or by None if there is no staging area."""
+        """Prepares an empty queue. `scanner.tiers` must list the configured tiers, followed by the
+        tier of the staging area, or by None if there is no staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over descriptors of files of at most `handed_bytes`. This value is 0, so
-        # that they hand over none, unless a single open is enough to have a file filled.
+        # Programs hand over descriptors of files of at most `handed_bytes` [bytes]. If a single
+        # open is not enough to have a file filled, this value is 0, so programs hand over no
+        # descriptors.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # `PlanManager` replaces this function. It returns the time until the next use of each file
-        # [s]; infinity where that is not known.
+        # Returns the time until the next use of each file [s]; infinity where that time is not
+        # known. `PlanManager` replaces this function.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
-        # functions. The first drops copies to make room for files that programs use, and returns
-        # the files for which there will be room.
+        # functions.
+        # `give_way` : drops copies to make room for files that programs use. Returns the files for
+        #     which there will be room.
+        # `beside` : returns those files among `ids` that `prefetch: auto` has requested.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
-        # The second returns those files among `ids` that `prefetch: auto` has requested.
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
         self.outdated = Outdated(scanner, self.copies)
@@ -130,10 +132,11 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room: until the next iteration, the engine orders fills of files that
-        readers wait for, and places them where the filler would. The grant has no room while a plan
-        assigns files to tiers. It has no room either if no fill was ordered for GRANTED_S. The loop
-        then need not ask the tiers for their room, so a tier that hangs does not block the loop."""
+        """Grants the engine room. Until the next iteration, the engine then orders fills of files
+        that readers wait for, and places these files where the filler would place them. The grant
+        has no room while a plan assigns files to tiers. It also has no room if no fill was ordered
+        for GRANTED_S. In this case the loop need not measure the room of the tiers, so a tier that
+        hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -196,8 +199,8 @@ class Filler:
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
-        """Leaves requested files to the source. It is not known yet which node keeps which file,
-        and readers must not wait until it is known."""
+        """Leaves requested files to the source, because it is not known yet which node keeps which
+        file, and readers must not wait until it is known."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -393,8 +396,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # This node also gives up files of other nodes that have no copy here yet. Otherwise their
-        # copies would occupy the room again.
+        # This node also gives up those files of other nodes that have no copy here yet. Otherwise
+        # future copies of these files would occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -405,9 +408,9 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have found no room for LACKS_S. A shorter lack of room means nothing. A
-        running fill is counted twice for a while, as reserved room and as room used on the disk.
-        Memory may also be short for a moment."""
+        """Whether files have found no room for LACKS_S. A shorter lack of room may have a passing
+        cause: a running fill is counted twice for a while, as reserved room and as room used on the
+        disk; or memory is short for a moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -447,14 +450,15 @@ class Filler:
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
         # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
-        # If there are such tiers, nothing is retried until the scan has ended.
+        # If there are such tiers, no file without room is retried until the scan has ended.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Makes the engine wake the loop for results if anything waits for them: a plan, files that
-        the engine could not take yet, or files that had no room."""
+        """Makes the engine wake the loop for results of successful fills, if anything waits for
+        such results: a plan, files that the engine could not take yet, files that had no room, or
+        copies that await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
@@ -479,8 +483,8 @@ class Filler:
 
     def _try_refused(self) -> None:
         """Retries files that found no room while fills were running. There may be room now, for two
-        reasons: a running fill was counted twice, as reserved room and as room used on the disk; a
-        failed fill has freed its room. Files that fit now become WANTED."""
+        reasons: a running fill was counted twice, as reserved room and as room used on the disk; or
+        a failed fill has freed its room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
@@ -495,8 +499,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested. Exceptions are fills that have begun, and
-        files that a program or another command wants. Returns how many files were cancelled.
+        """Cancels the fills that a command has requested, except fills that have begun, and fills
+        of files that a program or another command wants. Returns how many fills were cancelled.
 
         ticket : names the command
         """

@@ -35,7 +35,8 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """With `eager`, returns the next (n,) entries of the catalog, and whether there are more.
+        """With `eager`, returns the next (n,) entries of the catalog, and whether more entries
+        follow.
 
         entries : the length of the catalog
         """
@@ -46,9 +47,9 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files at the end of one of the two queues. Files with a ticket join the files that
-        commands have requested. The ticket names the command, which can cancel its files. Files
-        without a ticket join the files that the scan has found."""
+        """Adds files at the end of one of the two queues. Files with a ticket join the queue of
+        files that commands have requested. The ticket names the command, so that the command can
+        cancel the fills. Files without a ticket join the queue of files that the scan has found."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:

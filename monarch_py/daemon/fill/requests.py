@@ -25,8 +25,8 @@ class FillRequests:
     the filler checks the file's state again, because the file may be in two queues, or may have
     been changed meanwhile.
 
-    eager : whether all files are filled: first those that programs use, then those that `warm`
-        names, then all others
+    eager : whether all files are filled. Files that programs use come first, then files that `warm`
+        names, then all other files
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
@@ -63,9 +63,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first. Without
-        this call, such a file might be queued only to be filled ahead, behind many others. The
-        daemon learns of the reader by no other way if `prefetch` is `none`, or if the open came
-        before the file became WANTED."""
+        this call, such a file might be queued only to be filled ahead, behind many others. In two
+        cases the daemon learns only from this call that a reader waits: `prefetch` is `none`, or
+        the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -95,9 +95,10 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
-        """Divides the files that programs use between two queues: files from the sources, and files
-        from peers. With a single queue, two nodes that fill from each other could deadlock: each
-        node would have its maximum of orders, and all of these would wait for the other node.
+        """Divides the files that programs use between two queues: files that are read from the
+        sources, and files that are fetched from peers. With a single queue, two nodes that fill
+        from each other could deadlock: each node would have its maximum of orders, and all these
+        orders would wait for the other node.
 
         from_peers : tells which of (n,) files are fetched from other nodes
         """
@@ -123,8 +124,8 @@ class FillRequests:
 
     def fill_met(self) -> bool:
         """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the
-        catalog since the last call, except those with adopted copies. Returns whether there are
-        more."""
+        catalog since the last call, except files with adopted copies. Returns whether the catalog
+        has more entries that are not examined yet."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
@@ -146,7 +147,7 @@ class FillRequests:
 
     def make_anew(self, ids: Ids) -> None:
         """Handles files that are ABSENT again and that no command requests. With `prefetch: eager`,
-        they are filled ahead again. Otherwise they are filled when they are read."""
+        these files are filled ahead again. Otherwise they are filled when they are read."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -188,8 +189,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Of (n,) files, takes those that are BYPASS for one of these reasons, makes them ABSENT,
-        and returns them."""
+        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns these
+        files."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -197,7 +198,7 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Of (n,) files in use, queues those that are BYPASS because they had no room."""
+        """Queues those of (n,) files in use that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

@@ -16,8 +16,8 @@ from monarch_py.native import State
 # read.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-# Flags of a file. ORDERED : it was prefetched and is unused.  READ : programs have read it.
-# REFUSED : it had no room in an earlier use.
+# Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
+# file.  REFUSED : the file had no room in an earlier use.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # Opens of a file within this time after its first open belong to the same use of the file [s].
 ONE_USE_S = 1.0
@@ -58,7 +58,7 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Of (n,) files, returns those that were prefetched and are still unused."""
+        """Returns those of (n,) files that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
@@ -85,7 +85,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Of (n,) files that are opened now, returns those that had no room in an earlier use."""
+        """Takes (n,) files that are opened now. Returns those that had no room in an earlier
+        use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 
@@ -106,7 +107,8 @@ class UnusedPrefetch:
         return len(self._under_way)
 
     def copies(self) -> tuple[Ids, int]:
-        """Returns the (n,) files whose copies no program has used, and their total size."""
+        """Returns the (n,) files whose copies no program has used, and the files' total size
+        [bytes]."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
         ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
@@ -122,8 +124,8 @@ class UnusedPrefetch:
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """Returns (n,) the flags of these files. First grows the table of flags to the size of the
-        catalog."""
+        """Returns (n,) the flags of these files. If the catalog has grown, first enlarges the table
+        of flags."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

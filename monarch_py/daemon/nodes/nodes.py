@@ -1,4 +1,4 @@
-"""Decides which node keeps each file, and which nodes a fill asks for it.
+"""Decides which node keeps each file, and which nodes a fill asks for the file.
 
 The nodes do not negotiate. Every daemon received the quotas of all nodes at its start. From these
 quotas and the catalog, every node computes the same answer (policies/rendezvous.py).
@@ -33,8 +33,8 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 log = logging.getLogger("monarch.nodes")
 
 # Readers wait until this node knows which node keeps which file, but at most until this time after
-# the daemon's start [s]. If one node has scanned for all nodes, they all have this knowledge within
-# START_LIMIT_S of each other.
+# the daemon's start [s]. If one node has scanned for all nodes, the times at which the nodes know
+# this differ by less than START_LIMIT_S.
 START_LIMIT_S = 1.0
 # While this node scans by itself, background requests of other nodes (requests that no reader waits
 # for) wait, but at most until this time after the daemon's start [s]. If these requests did not
@@ -45,8 +45,8 @@ SCAN_LIMIT_S = 10.0
 
 def rooms_of(cluster: Cluster) -> Ints:
     """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes].
-    The room of a node is a bit less than its quotas. So an owner really has room for all files that
-    it owns."""
+    This room is a bit less than the sum of the node's quotas, so that an owner really has room for
+    all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
@@ -85,7 +85,7 @@ class Nodes:
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
-        self.is_decided = False  # whether the catalog's files have their owners
+        self.is_decided = False  # whether the files in the catalog have been assigned to owners
         # Whether the placement of a plan's files is still to come, see `follow`.
         self.awaits_plan = False
 
@@ -97,15 +97,15 @@ class Nodes:
     @property
     def may_wait(self) -> bool:
         """Whether readers, here and on other nodes, wait until it is known which node keeps which
-        file. They wait only in the first START_LIMIT_S."""
+        file. They wait only in the first START_LIMIT_S after the daemon's start."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
         """Returns which requests of other nodes wait until it is known what this node keeps.
-        Another node may know earlier which node keeps which file, and then begins to fetch ahead.
-        If its requests did not wait here, it would read this node's files from the source
-        itself."""
+        Another node may know earlier than this node which node keeps which file, and then begins to
+        fetch ahead. If the requests of such a node did not wait here, it would read this node's
+        files from the source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -163,8 +163,9 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on. The nodes that come before it in each
-        file's order of nodes (see `pass_on`) have no room for the file."""
+        """Notes (n,) files that this node owns from now on. Each file has an order of the nodes
+        (see `pass_on`). The nodes that come before this node in that order have no room for the
+        file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -179,7 +180,7 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns (n, MONARCH_ASKED) the nodes that the fill of each file asks, see
+        """Returns (n, MONARCH_ASKED) the nodes that the fill of each file asks for the file, see
         `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 

@@ -1,9 +1,10 @@
 """Tracks which nodes have which files completely, and chooses a node or the source for each fill.
 
-A fill can use the faster of a node and the source (section 4 of the NoPFS paper). But the first
-copy of a file must be read from the source by the file's owner. So a fill has this choice only if
-some node is known to have the whole file already. This is known in two cases: the node has sent the
-whole file before, or all nodes are past the file's first use in a plan.
+A fill can read from another node or from the source, whichever is faster (section 4 of the NoPFS
+paper). But the first copy of a file must be read from the source by the file's owner. So a fill has
+this choice only if another node is known to have the whole file already. This is known in two
+cases: that node has sent the whole file before, or all nodes are past the file's first use in a
+plan.
 """
 
 import math
@@ -25,8 +26,8 @@ from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. If only one peer is asked, two thirds of the threads may ask it. The last third is kept for
-# the peer that is asked next (can_ask in csrc/engine/schedule.c).
+# time. If only one peer is asked, at most two thirds of the threads ask this peer. The last third
+# is kept for the next peer to be asked (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 # For this long, a result of `RouteChooser.sure_bytes` is used again [s].
@@ -38,8 +39,8 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether fills use the faster of a node and the source. If not, fills use the nodes
-        that have the file, as long as these nodes answer
+    chooses : whether a fill reads from a node or from the source, whichever is faster. If not, a
+        fill reads from the nodes that have the file, as long as these nodes answer
     chosen : for how many fills the source was chosen so far although a node has the file
     """
 
@@ -112,8 +113,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns a size [bytes]. If a file is not larger and is needed at once, `choose` takes a
-        node that has the file, and never the source."""
+        """Returns the size up to which `choose` never chooses the source for a file that is needed
+        at once and that a node has [bytes]."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S
@@ -124,7 +125,7 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # The number of peers that are asked now. These peers share the threads (schedule.c).
+        # The number of peers that are being asked. They share the threads (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

@@ -87,14 +87,14 @@ class ReplicaServer(PeerServer):
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """Sets which requests of peers wait until it is known what this node keeps. With
-        MONARCH_NOBODY_WAITS, no request waits: either this is known already, or peers have waited
+        """Sets which requests of peers wait until it is known which files this node keeps. With
+        MONARCH_NOBODY_WAITS, no request waits: either it is known already, or peers have waited
         long enough.
         """
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Answers the peers that wait for a file that will not get a copy."""
+        """Answers the peers that wait for files of which this node will not make a copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:

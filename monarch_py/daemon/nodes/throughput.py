@@ -32,8 +32,8 @@ Counts = Uints
 class Throughput:
     """The rates of `places` places, numbered as in `policies.routing`.
 
-    look : returns (places, 2, LEVELS): the bytes that all readers together have got since the
-        start, and the time that they have taken together [ns]
+    look : returns (places, 2, LEVELS): how many bytes all readers together have read since the
+        start, and the sum of the times that their reads took [ns]
     performance : rates from the configuration. The rate of a place is used until one is measured
         there
     """
@@ -80,9 +80,9 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among them. If no rate was measured at a smaller number either, the result
-        is the rate of one reader at the nearest larger number, because with fewer readers, each of
-        them gets no less.
+        number is divided among the readers. If no rate was measured at a smaller number either, the
+        result is the rate of one reader at the nearest larger number, because a reader gets no less
+        when fewer other readers compete with it.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -1,10 +1,10 @@
 """Fetches files ahead along the plans.
 
-The window is the files that are used next, up to the file with which the staging area would be
-full. The files in the window are fetched in exactly the order of access (section 2 of the NoPFS
-paper, rule 1), after files that readers wait for. Files that this node keeps go into the tiers, all
-others into the staging area. Beyond the window, only files that this node keeps are fetched, in the
-order of their first use.
+The window consists of the files that are used next, up to the file with which the staging area
+would be full. The files in the window are fetched in exactly the order of access (section 2 of the
+NoPFS paper, rule 1), after files that readers wait for. Files that this node keeps go into the
+tiers, all others into the staging area. Of the files beyond the window, only those that this node
+keeps are fetched, in the order of their first use.
 """
 
 import math
@@ -23,12 +23,12 @@ from monarch_py.plan import NEVER
 # At most this many coming files of a plan are examined. The window ends earlier if the staging area
 # cannot hold more.
 LOOK = 65536
-# The window may not fill 1/WINDOW_LEAVES of the staging area. This part is kept for files that
-# readers demand, and for files that were used just now.
+# The window leaves 1/WINDOW_LEAVES of the staging area free, for files that readers demand, and for
+# files that were used just now.
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
-# time; LEAST_FILES files are allowed whatever their size. The limits are low, because at any moment
-# a file may become known that is used sooner, and that should not wait.
+# time; LEAST_FILES files are allowed whatever their size. The limits are low, so that a file that
+# is used sooner, and becomes known only later, need not wait long.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
@@ -57,13 +57,14 @@ class FetchAhead:
         self._policy.foresee(NO_IDS)
         self._kept_order = order  # kept files whose fetch is still to be ordered
         self._queue: Ids = NO_IDS
-        self._paged: Ids = NO_IDS  # files with copies in slow tiers that are used next
+        # The files that are used next and have their copies in slow tiers.
+        self._paged: Ids = NO_IDS
         self._horizon = 0  # the number of coming files in the window
-        self._begun: Ids = NO_IDS
+        self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) entries that programs have opened. For these uses, nothing need be fetched any
-        more."""
+        """Notes (n,) entries that programs have opened. These uses are over, so nothing need be
+        fetched for them any more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
@@ -152,8 +153,8 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # Some of these files have no room in the staging area yet, so later files have no room
-            # there either. Only files that this node keeps stay in the queue.
+            # Some of these files have no room in the staging area now, so no later file may take
+            # room there either. Only files that this node keeps stay in the queue.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
@@ -180,6 +181,6 @@ class Pace:
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
         # At a steady pace r, the weighted count at time t after the start is r M (1 - exp(-t / M)),
-        # with M = MEMORY_S. So the count corresponds to `span` seconds.
+        # with M = MEMORY_S. The factor behind r is `span`, so r is the count divided by `span`.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.planned")
 
 # Interval between two checks whether a dropped plan may be retried [s].
 RENEW_S = 1.0
-# For this long after a program has opened a file, the loop iterates often, to see soon which files
-# are opened next [s].
+# For this long after a program has opened a file, the loop iterates often, so that it soon sees
+# which files are opened next [s].
 AWAKE_S = 2.0
 
 # The version of a plan's file, and the plan.
@@ -45,8 +45,8 @@ Loaded = tuple[Version, Plan]
 
 def load_plan(file: Path, nodes: int) -> Loaded:
     """Loads the plan of a training on `nodes` nodes. The plan's accesses are converted to accesses
-    of whole files, because a daemon copies whole files only. If `nodes` is 1, this node follows
-    node 0 of the plan, however many nodes the plan is for.
+    of whole files, because a daemon copies only whole files. If `nodes` is 1, this node follows
+    node 0 of the plan, no matter for how many nodes the plan was made.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """
@@ -81,7 +81,7 @@ class PlanManager:
         self._to_place: list[PlanTracker] = []  # the plans whose files are being placed
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
-        # for each dropped plan, the job that did not follow it
+        # For each dropped plan, the job that did not follow the plan.
         self._jobs: dict[PlanTracker, Job] = {}
         self._renew_at = float("-inf")
         self._is_new_job = False
@@ -109,10 +109,11 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Notes (n,) entries that programs have opened since the last iteration. Call it before the
-        iteration drops copies. Until this call, the entries still count as needed next, although
-        they have just been used. If copies were dropped before this call, the copies of these
-        entries would be kept, and copies that are still needed would be dropped."""
+        """Notes (n,) entries that programs have opened since the last iteration. Each iteration
+        must call this method before it drops copies. Until the call, the entries still count as
+        needed next, although they have just been used. If copies were dropped before the call, the
+        copies of these entries would be kept, and copies that are still needed would be dropped
+        instead."""
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
@@ -159,7 +160,7 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # an error in the thread; no copy is evicted any more
+        except Exception:  # an error in the thread, after which no copy is evicted any more
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
@@ -220,7 +221,7 @@ class PlanManager:
             if is_other or (
                 tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
             ):
-                tracker.version = version  # a failed load is not repeated
+                tracker.version = version  # so that a failed load is not repeated
                 try:
                     found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
@@ -251,8 +252,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Once everything is scanned, has the thread find the plans' files and place them. Once the
-        thread has finished, applies the result."""
+        """Starts the placement of the plans' files in the thread, once everything is scanned. Once
+        the thread has finished, applies the result."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -309,7 +310,8 @@ class PlanManager:
 
     def _foresee(self) -> Future[Distances] | None:
         """Starts to compute the next two uses of each file, for `Evictions`, under the assumption
-        that all plans advance at the same pace. Returns None while too little is known."""
+        that all plans advance at the same pace. Returns None while no plan is followed, or while
+        the present or the next run of a plan is not known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -332,8 +334,8 @@ class PlanManager:
 
     def due_bytes(self) -> Floats | None:
         """Returns (ranks of this node,) the total size of the files that each rank needs next and
-        that have no copy here yet [bytes]. Returns None without a plan, and with several plans,
-        because it is not known which of these a rank follows."""
+        that have no copy here yet [bytes]. Returns None if no plan is followed. Also returns None
+        if several plans are followed, because it is not known which plan a rank belongs to."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None

@@ -1,4 +1,4 @@
-"""Places the files of access plans: on which nodes, and in which tier of this node.
+"""Decides on which nodes, and in which tier of this node, the files of access plans are kept.
 
 Each file has one owner. Other nodes keep the file as well if they have room left. The most
 frequently used files lie in the fastest class of storage (section 5.1 of the NoPFS paper;
@@ -57,8 +57,8 @@ class PlacementTask:
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
     is_first : whether this is the first placement. A later placement leaves each file with the
-        nodes that keep it now. The nodes make a later placement at different times, so new holders
-        would be known to some nodes only
+        nodes that keep it now. The nodes make a later placement at different times, so for a while
+        only some of the nodes would know the new holders
     """
 
     trackers: Sequence[PlanTracker]
@@ -92,7 +92,7 @@ class PlacementTask:
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # Present copies stay in their tiers, where their size is already counted.
+        # Files that have a copy keep it in its present tier, whose used room already includes it.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -170,8 +170,8 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of the file. If this node never uses the file, the position is that of the
-    first use by any node."""
+    this node's first use of each file. For a file that this node never uses, this is the position
+    of the first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:

@@ -1,9 +1,9 @@
 """Decides when a dropped plan is retried.
 
 A plan is dropped if a job does not do what the plan predicts. Another job may follow the plan. So a
-dropped plan is retried in three cases: the plan's file has changed; a `monarch run` begins; the
+dropped plan is retried in three cases: the plan's file has changed; a `monarch run` begins; or the
 processes that used the session when the plan was dropped have all ended, and programs have opened
-files since. These checks run in a thread.
+files since then. A thread checks whether one of these cases has occurred.
 """
 
 import time

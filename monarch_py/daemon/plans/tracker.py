@@ -30,12 +30,12 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped if two conditions hold. At least this many searches in a row for the programs'
-# position have found nothing. The accesses just before the last of these searches disagree with the
-# plan.
+# A plan is dropped if at least this many searches in a row for the programs' position have found
+# nothing, and if also the accesses just before the last of these searches disagree with the plan.
 SEARCHES = 2
 
-# Accesses before the plan's files are known are kept, to be judged later: at most this many.
+# Accesses that come before the plan's files are known are kept, and are judged later. At most this
+# many accesses are kept.
 EARLY = 1 << 20
 
 
@@ -168,9 +168,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. When all nodes have ended a run, each file that was used in it
-        has copies on the nodes that keep the file. So the thread lists the files of the run that
-        has just ended here, for `take_used`."""
+        """Goes on to the next run. When all nodes have ended a run, each file that was used in the
+        run has copies on the nodes that keep the file. So the thread lists the files of the run
+        that this node has just ended, for `take_used`."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -183,9 +183,9 @@ class PlanTracker:
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """Returns (n,) entries that nodes have used in a run which all nodes have finished. Each
-        run is reported once. All nodes are assumed to have finished a run when this node is far
-        enough into the next one."""
+        """Returns the (n,) entries that the nodes have used in a run that all nodes have finished.
+        Each run is reported once. All nodes are assumed to have finished a run once this node has
+        passed the first positions of the next run."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return NO_IDS
@@ -214,8 +214,8 @@ class PlanTracker:
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Finds the run that contains the largest share of the last accesses close together.
-        Returns (number, run, position); None if there is no such run. Runs in the thread."""
+        """Finds the run in which the largest share of the last accesses lies close together.
+        Returns (number, run, position); None if no run contains any. Runs in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -235,8 +235,8 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has advanced during the search, so its position in this run is determined
-            # again.
+            # The job has advanced during the search, so the job's position in this run is
+            # determined again.
             share, now = locate(run, recent)
             estimator.enter(run, now if share else place)
             estimator.observe(np.unique(recent))
@@ -268,8 +268,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job has already opened each entry a short time before. If
-        so, the present open only repeats that access."""
+        """Returns (n,) whether the plan's job opened each entry already a short time ago. If so,
+        the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -335,9 +335,9 @@ def observe(
     at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Takes the (n,) entries that programs have opened since the last call, and assigns each open
-    to the plan that explains it. At most one plan explains an open. The plans that have fitted best
-    so far are asked first. Two kinds of opens do not count against a plan: opens that another plan
-    explains, and repeated opens by the job of another plan.
+    to the plan that explains it. At most one plan explains an open. The plans with the most fitting
+    opens so far are tried first. Two kinds of opens do not count against a plan: opens that another
+    plan explains, and repeated opens by the job of another plan.
 
     at_risk : returns the context manager in which a plan handles the accesses
     """

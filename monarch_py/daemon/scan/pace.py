@@ -1,12 +1,12 @@
-"""Limits how far the scan runs ahead of programs, to little more than filling ahead needs."""
+"""Limits how far the scan runs ahead of programs: it finds little more than fills ahead need."""
 
 from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
 # The scan may be ahead of the fills by the number of files that are filled in AHEAD_S [s], or by a
-# minimum if that is larger. The minimum is LEAST files. If files are so large that fewer of them
-# have RISING_BYTES together, the minimum is that smaller number.
+# minimum if the minimum is larger. The minimum is LEAST files, but of large files only as many as
+# have RISING_BYTES together, and at least one.
 # The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
 # second after the scan has requested them. If the file's fill begins or ends after that second, the
 # fill has to request the attributes from the source again. The scan takes names in portions
@@ -17,8 +17,8 @@ AHEAD_S, LEAST = 0.4, 8
 # like a high rate. So the lead of the scan has a second limit: as many files as were filled in the
 # last AHEAD_S, plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
-# The scan is allowed more names once it has found an entry since the last permission. If it finds
-# none, it is allowed more names after this time [s].
+# After the scan has been given names to examine, it is given more as soon as one of them was a file
+# or directory; otherwise after this time [s].
 LOOK_S = 0.2
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
@@ -29,8 +29,8 @@ IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long, because many programs import
 # large packages before they open their first file [s].
 AWAIT_S = 10.0
-# After this time the scan runs without a limit, even while programs read [s]. The scan must not go
-# on forever, because directories are compared with the source (`revalidate`) only once the scan is
+# After this time the scan runs without a limit, even while programs read [s]. The scan must come to
+# an end, because directories are compared with the source (`revalidate`) only once the scan is
 # complete.
 MOST_S = 120.0
 
@@ -49,7 +49,7 @@ class ScanPace:
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
         # (time [s], number of files filled by that time), for all calls in the last AHEAD_S and for
-        # one call before it.
+        # the last call before them.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -58,7 +58,8 @@ class ScanPace:
         self._filled_before = 0
         # The number of entries at the last call, and when that number last changed [s].
         self._newest, self._news_s = 0, now_s
-        # Whether fills ahead will soon need more names than they have, and the scan finds any.
+        # Whether fills ahead will soon need more files than were found, while the scan still finds
+        # files.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:
@@ -113,8 +114,8 @@ class ScanPace:
         return wanted, more_others
 
     def lasts_s(self, files: int) -> float:
-        """Returns for how long so many files last, at the rate at which files are filled now [s].
-        Returns 0 until files have been filled for AHEAD_S, because the rate still rises then."""
+        """Returns how long it takes to fill `files` files at the present rate [s]. Returns 0 until
+        files have been filled for AHEAD_S, because until then the rate still rises."""
         is_steady = self._filled[0][1] > self._filled_before
         return files / self._rate if is_steady and self._rate else 0.0
 

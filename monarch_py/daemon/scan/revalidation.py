@@ -2,8 +2,8 @@
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has
-changed, the source answers all questions about the directory until the session ends. The same holds
-for each of its files that is gone or was replaced.
+changed, the source answers all questions about the directory until the session ends. Once a file is
+gone or was replaced, the source answers all questions about the file.
 """
 
 import logging
@@ -34,7 +34,8 @@ SLICE = 256
 
 class Metadata:
     """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source, because the source may hang. Only separate threads do, one for each task."""
+    source, because the source may hang. Only a separate thread accesses it; each task has a thread
+    of its own."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -113,8 +114,8 @@ class Metadata:
             self._thread = thread
 
     def _read_masks(self) -> None:
-        """Reads the fields with which the library answers statx. The fields for statfs are read
-        later, by the first comparison, because they cost an operation at the source."""
+        """Reads the fields with which the library answers statx. The fields for statfs cost an
+        operation at the source, so they are read only later, by the first comparison."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))
@@ -129,9 +130,9 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many answers that clients have got so far rely on comparisons: answers about
-        names, and opens of copies. An open without a copy is not counted, because the source itself
-        answers it."""
+        """Returns how many of the clients' requests so far were answered without the source, and so
+        rely on comparisons: requests about names, and opens of copies. An open of a file without a
+        copy is not counted, because the source itself answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

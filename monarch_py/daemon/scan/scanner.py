@@ -30,8 +30,8 @@ log = logging.getLogger("monarch.scanner")
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
 # Once programs have opened this many files in a directory, the directory is listed before others,
-# however much of each file is read. With `scan: lazy`, only such directories are listed, and
-# directories that a command or a plan requests.
+# no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
+# listed: these directories, and those that a command or a plan requests.
 NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
@@ -79,8 +79,8 @@ class Validator:
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # If a file has two copies, the newer one is taken. A daemon that ended before it had
-        # removed the older copy leaves two.
+        # If a file has two copies, the newer one is taken. Two copies are left behind by a daemon
+        # that ended before it had removed the older one.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -122,14 +122,14 @@ class Scanner:
             Validator(i, keeper.take_rows(), keeper.sources, self.sources)
             for i, keeper in self.keepers.items()
         ]
-        # By tier, rows of copies of earlier sessions. Foreign copies belong to datasets that are
-        # not configured. Stale copies belong to files that are gone or were replaced; which copies
-        # are stale is known once everything is scanned.
+        # By tier, the manifest rows of copies from earlier sessions. Foreign copies belong to
+        # datasets that are not configured. Stale copies belong to files that are gone or were
+        # replaced. Which copies are stale is known only once everything is scanned.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
         self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
         self._allowed = ALL_NAMES  # how many names the scan may examine, see `allow`
-        self._known = 0  # how many entries `note_met` or `_insert` has handled
+        self._known = 0  # the number of entries that `note_met` or `_insert` has handled
         self.has_more = False  # whether work is left, so that the loop must not sleep
         self.full = False  # whether shared memory has no room for more entries
         self._renames = int(shared.clients.renames)
@@ -157,16 +157,16 @@ class Scanner:
     def met_by_engine(self) -> int:
         """A bit mask of the sources whose files the engine may add to the catalog by itself when
         programs hand them over. The engine may do so on four conditions: the configuration excludes
-        none of the source's files; no tier can have copies of them from an earlier session; no
-        directory was renamed in this session; and shared memory has room for more entries."""
+        none of the source's files; no tier can have copies from an earlier session; no directory
+        was renamed in this session; and shared memory has room for more entries."""
         has_earlier = any(len(validator.rows) for validator in self.validators)
         if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def add(self, config: Config) -> Source:
-        """Adds the last source of `config`. This source must be new to the daemon. Raises OSError
-        if it cannot be opened."""
+        """Adds the last source of `config`. The daemon must not have this source yet. Raises
+        OSError if the source's root cannot be opened."""
         number, is_lazy = len(self.sources), config.scan == "lazy"
         source = Source(number, config.sources[number], None, is_lazy=is_lazy)
         self.config = config
@@ -183,8 +183,8 @@ class Scanner:
         """Has a directory of a source listed, unless it was requested before.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read the directory. It is then listed before others. Once
-            programs read NAMES subdirectories of one directory, the directory above them is listed
+        is_read : whether programs read the directory. If so, it is listed before others. Once
+            programs have read NAMES subdirectories of one parent directory, the parent is listed
             too, with all its subdirectories
         """
         if number >= len(self.sources) or directory.startswith("/"):
@@ -232,9 +232,9 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how far the scan may go, as `Scan.allow` does. One source is scanned at a time. The
-        scan runs without a limit while it is in the way: programs read a source that waits for its
-        scan, and no program reads the source that is being scanned."""
+        """Sets how many names the scan may examine, as `Scan.allow` does. One source is scanned at
+        a time. The limit does not apply if no program reads the source that is being scanned, but
+        programs read a source that still waits for its scan."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -270,7 +270,7 @@ class Scanner:
         return stale
 
     def take_adopted(self) -> list[Adopted]:
-        """Returns the copies of earlier sessions that were found to match their files since the
+        """Returns the copies of earlier sessions that have been matched with their files since the
         last call."""
         adopted, self._adopted = self._adopted, []
         return adopted
@@ -293,7 +293,7 @@ class Scanner:
         else:
             self.has_more = True
         meets_all = self._current is not None and self._current.becomes_whole
-        # With `on_demand`, the daemon fills only files of which clients have told it.
+        # With `on_demand`, the daemon fills a file only after a client has reported it.
         needs_messages = self.config.prefetch == "on_demand"
         self.shared.control.scan_meets_all = meets_all and not needs_messages
 
@@ -402,8 +402,8 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """Examines one file at the source; returns None if the path is not a file. The call may
-        take long. It does not touch the catalog, so any thread may make it."""
+        """Examines one file at the source; returns None if there is no file at the path. The call
+        may take long. It does not use the catalog, so any thread may make it."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]
@@ -431,8 +431,8 @@ class Scanner:
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
-        """Processes (n,) files that programs have read; their paths lie in `pool`. Adds new ones to
-        the catalog. Returns the entries of the files."""
+        """Processes (n,) files that programs have read; their paths lie in `pool`. Adds files that
+        are not in the catalog yet. Returns the numbers of the files' entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, path)

@@ -16,8 +16,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers at most this many directories that programs have read through, the latest
-# ones. A scan remembers as many (csrc/scan/scan.h).
+# A `Source` remembers the last WANTS directories that programs have read through. A scan in C
+# remembers equally many (csrc/scan/scan.h).
 WANTS = 16
 
 
@@ -48,8 +48,8 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Removes the directories that one walk can list together. Returns these directories,
-        oldest first, and whether the walk includes their subdirectories."""
+        """Removes the directories that one walk can list together. Returns these directories, in
+        the order in which they were added, and whether the walk includes their subdirectories."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -78,12 +78,12 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        # Whether the whole source is known now, and whether it will be once the current scan has
-        # ended.
+        # `is_whole` : whether the whole source is known now.
+        # `becomes_whole` : whether it will be known once the current scan has ended.
         self.is_whole = self.becomes_whole = False
         self.errors = 0
         self.scan_seconds = 0.0
-        self.found = 0  # how many entries its scans have found
+        self.found = 0  # how many entries the scans of this source have found
         self._parts = Parts()
         self._read: deque[tuple[str, bool]] = deque(maxlen=WANTS)
         if recorded is not None or not is_lazy:
@@ -105,8 +105,8 @@ class Source:
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Has a directory, relative to the root, listed. Returns False if this listing was
-        requested before; the directory is then not listed again.
+        """Requests the listing of a directory, whose path is relative to the root. Returns False if
+        this listing was requested before; the directory is then not listed again.
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory; it is then listed before others
@@ -121,10 +121,11 @@ class Source:
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
         """Starts listing the requested directories. If the root cannot be opened, logs this and
-        returns False; files of the source that the catalog lacks then get no copies."""
+        returns False; files of this source that are not in the catalog then get no copies."""
         directories, is_deep = self._parts.take()
         self.becomes_whole = is_deep and "" in directories
-        recorded, self._recorded = self._recorded, None  # it is large, and used once
+        # The record is used only once, and is large, so its memory is freed soon.
+        recorded, self._recorded = self._recorded, None
         try:
             if recorded is not None:
                 self.scan = RecordedScan(self.number, recorded)

@@ -21,22 +21,22 @@ WAITING = 1024
 # If a running scan has not found a file within this time, the file is looked up at the source [s].
 SCAN_S = 0.1
 # If at most this many files wait, each call of `take_met` searches the catalog for all of them. If
-# more files wait, it searches only for those that are due to be looked up at the source.
+# more files wait, the call searches only for those that are due to be looked up at the source.
 FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Looks up unlisted files at the source in separate threads, because the source may be slow,
-    and the loop must never wait for it.
+    """Looks up files that no scan has listed yet, at the source. Separate threads do this, because
+    the source may be slow, and the loop must never wait for it.
 
-    look : looks up one file; returns None if there is no file, or none that belongs in the catalog
+    look : looks up one file; returns None if there is no file that belongs in the catalog
     ring : wakes the daemon's loop. It is called in these threads when an answer is available, but
         not after `close`
     """
 
     def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
         self._look, self._ring = look, ring
-        self._since: dict[Path, float] = {}  # when each file began to wait, oldest first
+        self._since: dict[Path, float] = {}  # when each file began to wait [s], oldest first
         self._asked: set[Path] = set()
         self._orders: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Path, Seen | None]] = queue.SimpleQueue()
@@ -116,8 +116,8 @@ class UnlistedFiles(Generic[Seen]):
                     self._ring()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for those that hang in the source. From then on, `ring`
-        is not called."""
+        """Ends the threads, without waiting for those that hang in the source. After this call,
+        `ring` is not called any more."""
         with self._lock:
             self._is_closed = True
         for _ in range(self._threads):
