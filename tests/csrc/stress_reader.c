@@ -105,8 +105,9 @@ static void read_mapped(int fd, unsigned k) {
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
     /* Unmaps the whole last page. If a part of it were left out, ThreadSanitizer would still
-     * remember the accesses to this part. The library may later map other memory there, by a call
-     * that ThreadSanitizer does not see, which would then report a race with the old accesses. */
+     * remember the accesses to this part. If the library later mapped other memory there, by a call
+     * that ThreadSanitizer does not see, ThreadSanitizer would mistake the old accesses for
+     * accesses to the new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
