@@ -1,4 +1,4 @@
-"""Sessions whose daemon a program under the library starts."""
+"""Sessions without a daemon: a program under the library starts it."""
 
 from __future__ import annotations
 

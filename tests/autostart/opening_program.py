@@ -16,7 +16,7 @@ from support.session import wait_until
 class Opens:
     """Runs opens.c until the context ends.
 
-    prefix : a command that runs the program, itself without the library
+    prefix : a command that runs the program; the command itself is not under the library
     preload : whether the program is under the library
     """
 
@@ -60,7 +60,7 @@ class Opens:
 
 
 class Faulter:
-    """`prefix` is the command that runs a program under starter_faults.c, with these faults.
+    """Makes the command that runs a program under starter_faults.c: the attribute `prefix`.
 
     faults : WHO:CALL:NUMBER:FAULT as in starter_faults.c; FAULT may also be the name of an errno
     """
@@ -79,8 +79,8 @@ class Faulter:
         return {int(number): int(process) for number, process in map(str.split, lines)}
 
     def wait_for(self, number: int, opens: Opens, expected: str, how: str = "open") -> int:
-        """Has the program open its file until the fault has been made; each open must give
-        `expected`. Returns the process that got the fault."""
+        """Has the program open its file again and again until the fault has been made. After each
+        open the program must print `expected`. Returns the process that got the fault."""
 
         def is_made() -> bool:
             assert opens.open(how) == expected

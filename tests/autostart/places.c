@@ -1,6 +1,6 @@
-/* Opens a file in the situation that the first argument names; in most of them, the library must
- * not start a daemon. Prints how long the open took [us], its processor time [us], errno after it,
- * and the error of a wait for any child. */
+/* Opens a file in the situation named by the first argument. In most situations the library must
+ * not start a daemon. Prints the duration of the open [us], the processor time of the open [us],
+ * errno after the open, and the error of a wait for any child. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -49,7 +49,8 @@ static void jump(int number) {
     siglongjmp(before, 1);
 }
 
-/* A signal handler jumps out of the open; in each attempt, the signal comes 10 us later. */
+/* Opens the file many times, and a signal handler jumps out of each open. In each attempt, the
+ * signal comes 10 us later than in the attempt before. */
 static void jump_out(void) {
     static volatile int us;
     signal(SIGALRM, jump);
@@ -64,8 +65,9 @@ static void jump_out(void) {
 }
 
 /* Delays every exec of `program` until this process ends, for 5 s at most: a fanotify group gets
- * the permission events and does not answer them. An orphan keeps the group open. A process that
- * waits for such an exec cannot be killed, so it could not close the group itself. */
+ * the permission events and does not answer them. An orphan keeps the group open, and not this
+ * process: while a process waits for such an exec it cannot be killed, so its end could not close
+ * the group. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||

@@ -1,4 +1,4 @@
-"""A session whose daemon a program under the library starts: finds and ends its processes."""
+"""Finds and ends the daemon that a program under the library starts, and its starter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
 # A program that opens the given file, and no other file outside the system's directories.
 CAT = "/bin/cat"
 # An open must take less than this [us]. The library waits a few milliseconds for the process that
-# it starts; the rest is for other load on the machine.
+# it starts; the limit is much longer because other processes may load the machine.
 HELD_UP_US = 1_000_000
 # Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
 APART_S = 6
@@ -53,8 +53,8 @@ class Started:
 
     def _processes(self, *words: str) -> list[psutil.Process]:
         """Returns the processes whose command line has one of these words and the session's
-        configuration. Reads /proc itself: tests poll this, and psutil would take several times as
-        long."""
+        configuration. It reads /proc itself, because tests call it often and psutil would take
+        several times as long."""
         config, found = os.fsencode(self.session.config), []
         for number in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError, psutil.Error):  # the process has ended
@@ -81,8 +81,9 @@ class Started:
         return self.session.connection.serves() and not self.is_starting()
 
     def is_starting(self) -> bool:
-        """Returns whether a starter holds the claim, a lock on the file `starts`. `starters` may
-        still miss a new starter: it gets its command line a moment after the program continues."""
+        """Returns whether a starter holds the claim, which is a lock on the file `starts`.
+        `starters` may miss a new starter, whose command line is not set until a moment after the
+        program continues."""
         try:
             claim = os.open(self.session.paths.starts, os.O_RDONLY)
         except FileNotFoundError:
@@ -99,7 +100,8 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """Returns how many starts are recorded, without those that were not needed (odd times)."""
+        """Returns how many starts are recorded. Starts that were not needed (recorded with an odd
+        time) are not counted."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
@@ -116,7 +118,7 @@ class Started:
         return "".join(log.read_text() for log in logs if log.exists())
 
     def end(self) -> None:
-        """Kills all starters and daemons of the session, also those that a failed test leaves."""
+        """Kills all starters and daemons of the session, including those left by a failed test."""
         while self.is_starting() or not self.is_gone():
             for process in self._processes(STARTER, DAEMON):
                 process.kill()
@@ -132,8 +134,8 @@ class Started:
         timeout: float = 60,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program under the library. The command `prefix`, which runs the program, is not
-        under the library."""
+        """Runs a program under the library. `prefix` is a command that runs the program and is not
+        itself under the library."""
         given = self.session.env(True, **(env or {}))
         library = [f"{name}={value}" for name, value in given.items()]
         return subprocess.run(
@@ -147,7 +149,7 @@ class Started:
         )
 
     def learn(self, **variables: str) -> None:
-        """Records what the configuration says, as a starter does, but starts no daemon."""
+        """Records what the configuration says, as a starter does, but does not start a daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
             # The real function would look through the descriptors of all processes.
@@ -157,8 +159,8 @@ class Started:
 
 
 def started(make: Callable[[], Session]) -> Iterator[Started]:
-    """Yields a `Started` of the session that `make` returns, and ends its processes afterwards.
-    For fixtures."""
+    """Yields a `Started` for the session that `make` returns, and afterwards ends the session's
+    processes. For fixtures."""
     found = Started(make())
     try:
         yield found
@@ -167,7 +169,7 @@ def started(make: Callable[[], Session]) -> Iterator[Started]:
 
 
 def stop(process: psutil.Process) -> None:
-    """Ends the process with SIGTERM, as the end of a job step does, and waits for its end."""
+    """Ends the process with SIGTERM, as happens at the end of a job step, and waits for its end."""
     process.send_signal(signal.SIGTERM)
     psutil.wait_procs([process], timeout=20)
 
@@ -204,8 +206,8 @@ def times(site: Started) -> bytes:
 
 
 def age(site: Started, seconds: int = APART_S) -> None:
-    """Makes the recorded starts older by this time [s]. With the default, another start is allowed
-    at once."""
+    """Makes the recorded starts older by `seconds` [s]. With the default value, another start is
+    allowed at once."""
     with site.session.paths.starts.open("r+b") as file:
         times = struct.unpack("3Q", file.read())
         file.seek(0)
@@ -217,8 +219,8 @@ FAKE = '#!/bin/sh\nprintf "%s\\n" "$@" >"$(dirname "$0")/arguments"\necho it is 
 
 
 def installed(site: Started, directory: Path, line: str, python: str) -> Path:
-    """Makes an installation of the library alone, whose bin/monarch begins with `#!` and `line`.
-    Returns the installation's interpreter, which is a fake."""
+    """Makes an installation that has the library, a fake interpreter, and a bin/monarch that begins
+    with `#!` and `line`. Returns the path of the fake interpreter."""
     packages, programs = directory / "p/lib/python3.99/site-packages", directory / "p/bin"
     (packages / "monarch_py").mkdir(parents=True)
     programs.mkdir()

@@ -1,21 +1,21 @@
-/* Makes faults in the processes that take part when a program starts a daemon. A tracer cannot
- * follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a seccomp
- * filter, which asks a supervisor before each of the listed system calls.
+/* Makes faults in the processes that take part in the start of a daemon by a program. A tracer
+ * cannot follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a
+ * seccomp filter, and the filter asks a supervisor before each of the listed system calls.
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made in the given order, each once; a fault whose NUMBER is 0 is made at every
- * such call. WHO is
+ * The faults are made in the given order, each fault once. The exception is a fault whose NUMBER is
+ * 0: it is made at every call that it names. WHO is
  *
  *   program  COMMAND; only the calls that the library makes for a start
- *   beside   a process that shares the program's memory, before its exec
- *   starter  the starter, after the exec
+ *   beside   a process that shares the program's memory because it has not called exec yet
+ *   starter  the starter, after its exec
  *   daemon   the daemon
  *   any      any process
  *
  * CALL is a name from the table below. The fault is made at the NUMBERth such call of one process,
- * counted from 1. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. LOG gets a line for each
- * fault that is made: the fault's index, from 0, and the process. */
+ * counted from 1. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For each fault that is
+ * made, LOG gets a line with the index of the fault, counted from 0, and the process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -41,8 +41,9 @@
 #define MOST_FAULTS 24
 /* All descriptors that the test passes on are below this number. */
 #define MOST_DESCRIPTORS 256
-/* The count of a process's calls after it got a fault. It is so low that the same process gets no
- * second fault, unless an open of the program's own resets the count. */
+/* The value to which the count of a process's calls is set when the process gets a fault. It is so
+ * low that this process gets no second fault, unless an open by the program itself resets the
+ * count. */
 #define NOT_AGAIN (-1000000)
 /* The supervisor ends after this time; no test takes longer [s]. */
 #define LIMIT_S 300
@@ -65,7 +66,7 @@ static struct fault {
 static int fault_count, current;
 static pid_t program;
 static int log_fd;
-/* The process whose calls are counted, and how many it has made. */
+/* The process whose calls are counted, and the number of calls that it has made. */
 static pid_t counted;
 static int made;
 
@@ -141,7 +142,7 @@ static int is_about(const struct fault *f, const struct seccomp_data *call, cons
     return strcmp(f->who, "program") != 0 || is_ours(call);
 }
 
-/* Returns the number of the fault that meets this call, or -1. */
+/* Returns the index of the fault that this call gets, or -1. */
 static int met_by(const struct seccomp_notif *asked) {
     pid_t process = process_of((pid_t)asked->pid);
     const char *role = role_of(process);
@@ -162,8 +163,8 @@ static int met_by(const struct seccomp_notif *asked) {
     return current++;
 }
 
-/* The process is blocked in the system call until the supervisor answers, so a signal meets it
- * there. */
+/* The process is blocked in the system call until the supervisor answers. So a signal from here
+ * ends or stops the process in this call. */
 static void answer(int listener, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp response = {.id = asked->id,
                                           .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
@@ -180,7 +181,8 @@ static void answer(int listener, const struct seccomp_notif *asked) {
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &response);
 }
 
-/* Answers until no process has the filter any more, then ends the supervisor. */
+/* Answers the filter's questions until no process has the filter any more. Then ends the
+ * supervisor. */
 static void supervise(int listener) {
     struct pollfd ready = {listener, POLLIN, 0};
     alarm(LIMIT_S);
@@ -221,16 +223,16 @@ static void send_to(int to, int fd) {
         die("sendmsg");
 }
 
-/* Adds an instruction pair to the filter: the supervisor is asked before each call of this number.
- * Returns the new number of instructions. */
+/* Adds to the filter a pair of instructions that asks the supervisor before each system call with
+ * this number. Returns the new number of instructions. */
 static unsigned short ask_before(int number, struct sock_filter *code, unsigned short n) {
     code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1);
     code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
     return n;
 }
 
-/* Installs the filter, which asks the supervisor before each call that a fault names. If a fault is
- * made in the program, the supervisor is also asked before each openat, because the program's own
+/* Installs the filter, which asks the supervisor before each call that a fault names. If the
+ * program is to get a fault, the filter also asks before each openat, because the program's own
  * opens reset the count. Returns the descriptor at which the supervisor receives the questions. */
 static int install(void) {
     struct sock_filter code[2 * MOST_FAULTS + 8];
@@ -265,7 +267,7 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is not a child of the program, and keeps none of its pipes open. */
+    /* The supervisor is not a child of the program, and keeps none of the program's pipes open. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

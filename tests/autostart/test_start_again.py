@@ -24,7 +24,7 @@ from support.session import wait_until
 from support.steps import Steps
 
 
-@pytest.mark.long  # test_start_faults.py kills at each step as well, with a smaller program
+@pytest.mark.long  # the shorter test_start_faults.py also kills processes at each step
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()
     with Steps(site.session, READER, files.path("f00001")) as reader:
@@ -111,9 +111,9 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
 
 
 def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
-    """With `autostart: false`, no program starts a killed daemon again. For a program that began
-    before there was a record, one starter reads the configuration and records this; no second
-    starter runs."""
+    """With `autostart: false`, no program starts a killed daemon again. A program that began before
+    there was a record starts one starter. This starter records that the configuration does not
+    allow autostart, so no second starter runs."""
     record = unwished.session.paths.autostart
     with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
         reader.wait()

@@ -1,4 +1,4 @@
-"""How long the first open takes, and programs that open a file at the same time."""
+"""Tests of the time that the first open takes, and of programs that open a file at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autostart.started import CAT, Started
 from support.draws import sized
 from support.files import Files
 
-# In one of ATTEMPTS attempts, an open must take at most OPEN_US, and its processor time at most
-# CPU_US [us]. The other attempts may take longer, because other processes use the processors too.
+# In at least one of ATTEMPTS attempts, an open must take at most OPEN_US, and at most CPU_US of
+# processor time [us]. The other attempts may take longer, because other processes also run.
 OPEN_US, CPU_US, ATTEMPTS = 2000, 1000, 20
 
 
@@ -42,7 +42,7 @@ GATE = 'read -r _; exec "$0" "$1"'
 
 def crowd(site: Started, file: Path, count: int) -> None:
     """Runs `count` processes that open the file at the same time. Checks that all of them succeed,
-    and that they start one daemon."""
+    and that they start only one daemon."""
     inside, gate = os.pipe()
     waiting = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A fault at any step of a start: the program still reads, and a later open starts a daemon."""
+"""After a fault at any step of a start, the program can read, and a later open starts a daemon."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from support.files import Files
 from support.session import wait_until
 
 HERE = Path(__file__).parent
-# Kills before the start is recorded: in the child that makes the starter's process, in that process
-# itself, and in it while it takes and holds the claim.
+# Kills before the start is recorded. The child that makes the starter's process is killed, or the
+# starter's process: at its first steps, while it takes the claim, or while it holds the claim.
 UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]), "beside:pwrite64"]
-# Kills after the start is recorded: before the starter's exec and after it, in a daemon that has
-# its lock, and in one that is nearly ready.
+# Kills after the start is recorded. The starter is killed before or after its exec. The daemon is
+# killed when it has its lock, or when it is nearly ready.
 COUNTED = ["beside:execve", "starter:openat", *sized([], ["daemon:fallocate"]), "daemon:listen"]
 # At most AT_ONCE starts are allowed within ten minutes; starts that are WITHIN_S old do not count.
 AT_ONCE = 3
@@ -69,7 +69,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for_end(site: Started, pid: int) -> None:
-    """Waits until the killed process has ended, and all other processes of the start."""
+    """Waits until the killed process and all other processes of the start have ended."""
     wait_until(lambda: not is_alive(pid), what="the end of the killed process")
     site.wait_for_starter()
     wait_until(site.is_gone, what="the end of all that was started")
@@ -86,8 +86,8 @@ def latest(site: Started) -> int:
 
 
 def starts_as_ever(site: Started, program: Opens, plain: str) -> None:
-    """Checks that an open starts a daemon, and that the stopped daemon leaves only the usual
-    files."""
+    """Checks that an open starts a daemon. Then stops this daemon, and checks that it leaves only
+    the usual files."""
 
     def serves() -> bool:
         assert program.open() == plain
@@ -148,7 +148,7 @@ def test_descriptors_are_closed_without_close_range(
     site: Started, file: Path, opens: Path, faulter: Path, plain: str, tmp_path: Path
 ) -> None:
     """The starter and the daemon inherit no descriptors of the program, even without close_range
-    (Linux before 5.9). The daemon is stopped while the test looks at both processes."""
+    (Linux before 5.9). The daemon is stopped while the test reads the open files of both."""
     site.learn()
     calls = ["any:close_range:0:ENOSYS", "daemon:listen:1:stop"]
     faults = Faulter(faulter, tmp_path / "made", calls)
@@ -171,8 +171,8 @@ def test_descriptors_are_closed_without_close_range(
     assert set(faults.made()) == {0, 1}
 
 
-# Errors of the calls that the library makes for a start: in the program, and in the processes that
-# become the starter.
+# Errors of the calls that the library makes for a start, in the program and in the two processes
+# of which the second becomes the starter.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),

@@ -22,8 +22,8 @@ from monarch_py.daemon.server import Daemon
 
 # --- what the daemon does not inherit ------------------------------------------------------------
 
-# Reads the file after it has changed signals, umask, limits and descriptors, as a launcher or a
-# careless script may do for the first rank.
+# Changes signals, umask, limits and descriptors, as a launcher or a careless script may do for the
+# first rank, and then reads the file.
 ROUGH = """
 trap '' TERM INT HUP USR1 PIPE; umask 777
 ulimit -S -v 4000000; ulimit -S -t 100; ulimit -S -f 99999; ulimit -S -n 64
@@ -32,7 +32,8 @@ exec 9<"$1"; "$0" "$1" | wc -c
 
 
 def bound() -> list[str]:
-    """A prefix that gives a program one processor, one memory node and a low priority."""
+    """Returns a command that runs a program on one processor and one memory node, with a low
+    priority."""
     needs("numactl", "taskset", "nice", "setsid")
     node = Path("/proc/self/status").read_text().partition("Mems_allowed_list:\t")[2][0]
     first = str(min(os.sched_getaffinity(0)))
@@ -72,7 +73,7 @@ def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> 
     assert streams == ["/dev/null"] * 2
 
 
-# --- when the daemon ends, and which process adopts it -------------------------------------------
+# --- when the daemon ends, and which process becomes its parent ----------------------------------
 
 
 @pytest.mark.long  # test_an_ordinary_user_is_served_with_the_tiers_of_the_site does the same
@@ -110,7 +111,7 @@ def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
 
 
 def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
-    """A daemon that makes copies counts as used, even if no program is attached, as after
+    """A daemon that makes copies counts as used, even if no program is attached. This is so after
     `monarch warm`."""
     engine = SimpleNamespace(bytes_from_source=0, bytes_from_peers=0)
     daemon = SimpleNamespace(
@@ -124,7 +125,8 @@ def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
     assert not watch._is_used()
 
 
-# How the program is started. The end of the PID namespace kills the daemon with the program.
+# The commands that run the program. When the PID namespace ends, the kernel kills the daemon along
+# with the program.
 FIRSTS = {
     "tini": ["tini", "-s", "--", "bash", "-c", '"$@" & wait $!', "bash"],
     "namespace": ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", '"$@"; true', "bash"],
@@ -141,7 +143,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
     site.learn()
 
     def reads(name: str, *words: str) -> None:
-        # The programs of `words` are under the library as well.
+        # The command in `words`, which runs the program, is also under the library.
         done = site.run(*words, CAT, files.path(name), timeout=60)
         assert done.returncode == 0, done.stderr
 

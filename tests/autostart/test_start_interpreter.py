@@ -1,4 +1,4 @@
-"""Which interpreter an open starts, and that the open does not wait for it."""
+"""Tests of which interpreter an open starts, and that the open does not wait for it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LINES = {
 def test_the_interpreter_is_the_one_that_has_installed_the_library(
     site: Started, files: Files, tmp_path: Path, line: str
 ) -> None:
-    """The interpreter is the one that the first line of bin/monarch names, as pip writes it. If the
-    installation was moved, or the line is too long, it is the Python in the same bin."""
+    """The interpreter is the one named in the first line of bin/monarch, which pip has written. If
+    the installation was moved, or the line is too long, it is the Python in the same directory."""
     first, name = LINES[line]
     site.learn()
     python = installed(site, tmp_path, first.format(tmp_path), name)

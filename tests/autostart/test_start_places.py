@@ -1,4 +1,4 @@
-"""Where no daemon is started, and what an open costs there."""
+"""Tests of the situations in which no daemon is started, and of what an open then costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autostart.started import CAT, Started, needs
 from support.files import Files
 from support.session import Session, wait_until
 
-# Makes a directory for a chroot, in which the file, the configuration and /proc keep their paths.
+# Makes a directory for a chroot. In it, the file, the configuration and /proc keep their paths.
 JAIL = """
 mkdir -p "$0/proc" "$0$1"
 mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"

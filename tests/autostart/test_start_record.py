@@ -1,4 +1,4 @@
-"""The records of a configuration: what they say, and for which jobs."""
+"""Tests of the records that starters make of a configuration, and of which jobs use a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.session import wait_until
 
 
 def recorded(site: Started) -> list[str]:
-    """Returns the value of MONARCH_SOURCE in each record; "" if the record has none."""
+    """Returns the value of MONARCH_SOURCE in each record; "" for a record without a value."""
     lines = site.session.paths.autostart.read_text().splitlines()
     values = [line.split() for line in lines if line.startswith("value MONARCH_SOURCE")]
     return [value.partition("=")[2] for _, value in values]
@@ -62,8 +62,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """As many of the latest records stay as the library reads: 16 short ones, or as many long ones
-    (of about 3 kB) as have room, at least 8."""
+    """The latest records stay, as many as the library reads: 16 short records, or as many long
+    records (about 3 kB each) as fit into the file, but at least 8."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):
@@ -83,7 +83,8 @@ def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) ->
 def test_each_daemon_is_told_of_a_new_source_once(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """A daemon is told once of a source that it does not know; the next daemon is told again."""
+    """A program tells a daemon only once about a source that the daemon does not know, and tells
+    the next daemon again."""
     more = tmp_path / "more"
     more.mkdir()
     known, new = ({"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:{more}"))

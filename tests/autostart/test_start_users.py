@@ -1,4 +1,4 @@
-"""Users other than root, and programs with rights that are not their user's."""
+"""Tests of users other than root, and of programs with rights that their user does not have."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def alices(open_place: Path) -> Iterator[Started]:
 
 
 def as_site(session: Session) -> dict[str, str]:
-    """Removes the source from the configuration, as in a site's. Returns the environment of a user,
-    who names the dataset."""
+    """Removes the source from the configuration, because the configuration of a site names none.
+    Returns the environment of a user, which names the source."""
     lines = session.config.read_text().splitlines(keepends=True)
     at = lines.index("sources:\n")
     session.config.write_text("".join(lines[:at] + lines[at + 2 :]))
@@ -118,8 +118,8 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """Returns the session directories that starts have made: below MONARCH_SHM, and below /dev/shm
-    in case the library ignores that variable."""
+    """Returns the session directories that starts have made. It searches below MONARCH_SHM, and
+    also below /dev/shm, because the library may have to ignore MONARCH_SHM."""
     name = site.session.paths.path.name
     return [
         found for top in (site.session.shm, Path("/dev/shm")) for found in top.glob(f"*/{name}")
@@ -127,8 +127,8 @@ def sessions(site: Started) -> list[Path]:
 
 
 def said_by(site: Started, *words: str | Path) -> tuple[int, int, int]:
-    """Runs the program as Alice. Returns what it prints: AT_SECURE, whether the library is mapped,
-    and how many bytes it has read."""
+    """Runs the program as Alice. Returns what the program prints: AT_SECURE, whether the library is
+    mapped, and how many bytes the program has read."""
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config), MONARCH_AUTOSTART="1")
     ids = [f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]
     command = ["setpriv", *ids, *map(str, words)]
@@ -157,8 +157,8 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 
 
 def run_as(site: Started, place: Path, how: str, uid: int) -> None:
-    """Runs a program as root that makes `uid` its effective user, and then reads a file under the
-    library. A program that loads the library changes the user before that."""
+    """Runs a program as root. The program makes `uid` its effective user, and then reads a file
+    under the library. If it loads the library with dlopen, it changes the user before."""
     program, library = built(site, place, how)
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config))
     words = [str(program), str(place / "source/f00001"), str(library), str(uid)]

@@ -34,7 +34,8 @@ COMPILING = ROOT / "build" / "compiling.lock"
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """Returns the literals that a Python file assigns to names, by name. Does not run the file."""
+    """Returns the names to which a Python file assigns literals, each with its literal. Does not
+    run the file."""
     found = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -64,9 +65,9 @@ def compiler() -> list[str]:
 
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> str:
-    """Runs the compiler and returns its error output. If the compiler fails, the test's failure
-    shows this output. If ccache is installed, an object that another test has compiled with the
-    same flags is taken from ccache's cache, even if that test compiled in another directory."""
+    """Runs the compiler and returns its error output. If the compiler fails, the test fails with
+    this output. If ccache is installed, an object is taken from its cache if another test has
+    compiled it with the same flags, even in another directory."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
     cached = "-c" in words and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():
@@ -101,7 +102,7 @@ def compile_all(
     """Compiles the sources, and returns their objects in the same order. A source that is an object
     already is returned as it is.
 
-    silent : fails if the compiler gives a warning
+    silent : whether to fail if the compiler gives a warning
     """
 
     def compile_one(numbered: tuple[int, Path]) -> Path:

@@ -13,7 +13,8 @@
 extern const char *here;    /* the operation's directory in the source, as it was given */
 extern const char *outside; /* a directory outside the source, on the same file system */
 
-/* Return the path of a name in `here` or in `outside`, in newly allocated memory. */
+/* Return the path of a name: in() of a name in `here`, out() of a name in `outside`. The path is in
+ * newly allocated memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 
@@ -21,8 +22,8 @@ const char *out(const char *name);
 long say_as(const char *what, long result);
 #define SAY(call) say_as(#call, (long)(call))
 
-/* Opens a file of `here` for reading and returns the descriptor. Under the library, it is a
- * descriptor of the copy. */
+/* Opens a file of `here` for reading and returns the descriptor. Under the library, this is a
+ * descriptor of the file's copy. */
 int reading(const char *name);
 
 struct operation {

@@ -1,5 +1,5 @@
 /* Operations on a descriptor that was opened for reading. Under the library, it is a descriptor of
- * the copy. Each operation must reach the source's file, and must not change the copy. */
+ * the file's copy. Each operation must take effect on the file in the source, not on the copy. */
 #include <sys/time.h>
 #include <sys/xattr.h>
 
@@ -10,8 +10,8 @@ static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 
 
 static const char *volatile no_path; /* a NULL that the compiler does not see */
 
-/* Prints what the descriptor tells about the file after the operation. It must never
- * tell the copy's own attributes. */
+/* Prints the attributes and the first bytes that the descriptor gives after the operation. The
+ * attributes must be those of the file in the source, never those of the copy. */
 static void look_at(int fd) {
     struct stat by_fd, by_path;
     char text[8] = "";
@@ -111,11 +111,11 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* The descriptor is not read afterwards: it still reads the old bytes of the copy, as close-to-open
- * consistency allows. */
+/* Does not read from the descriptor afterwards: it still gives the old bytes of the copy, as
+ * close-to-open consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
-/* --- a descriptor whose file was renamed or replaced: no other file may be changed --- */
+/* --- a descriptor of a file that was renamed or replaced: no other file may be changed --- */
 
 static void op_fchmod_moved(void) {
     int fd = reading("g");

@@ -1,5 +1,5 @@
-"""A catalog in this process's memory, which a scan of real directories fills, and the segments that
-belong to it. Tests can look paths up in it without a daemon."""
+"""A catalog in the memory of the test's process, and the segments that belong to it. A scan of real
+directories fills the catalog, so that tests can look up paths in it without a daemon."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Known:
         return int(ffi.cast("struct monarch_entry *", at)[entry].kind)
 
     def resolve(self, path: bytes, *, base: bytes = b"", follow: bool = True) -> Place:
-        """Resolves the path. `base` is the canonical working directory, for a relative path."""
+        """Resolves the path. A relative path starts at `base`, the canonical working directory."""
         out = ffi.new("struct monarch_place *")
         lib.monarch_resolve(self.control, self.c, self.clients, base, path, int(follow), out)
         text = ffi.string(out.path) if out.entry != OUTSIDE else b""

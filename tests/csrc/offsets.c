@@ -10,8 +10,8 @@
  *                       as JSON.
  *
  * In programs, slots 0 to 7 hold descriptors. Each program runs in a process of its own, so that
- * all programs begin with the same free descriptor numbers. The first eight bytes of a record are
- * its offset in the file [units of 8 bytes]. */
+ * all programs begin with the same free descriptor numbers. The first eight bytes of a record
+ * contain the record's offset in the file [units of 8 bytes]. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -31,8 +31,8 @@
 #define PARTS 1100 /* beyond IOV_MAX */
 #define ROOM (3UL << 30)
 
-/* the buffer of all reads; mapped with MAP_NORESERVE, because a read may ask for more bytes than
- * there is memory */
+/* the buffer of all reads; it is mapped with MAP_NORESERVE, because a read may request more bytes
+ * than the machine has memory */
 static char *room;
 static char **files;
 
@@ -48,7 +48,7 @@ struct op {
 static struct op ops[OPS];
 static int op_count, slot[SLOTS];
 
-/* Writes without a buffer: after a fork, both processes would write the buffered text. */
+/* Prints without a buffer, because after a fork both processes would write the buffered text. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     char line[200];
     va_list args;
@@ -120,7 +120,7 @@ static int in_child(int from, int to) {
     return status;
 }
 
-/* Performs operation i. Returns how many of the operations after it were performed by a child. */
+/* Performs operation i. Returns how many of the following operations a child has performed. */
 static int do_op(int i, int to) {
     static struct iovec parts[PARTS];
     struct op *op = &ops[i];

@@ -64,8 +64,8 @@ class Place:
             for i in range(100):
                 (self.here / f"cold{i}").write_text(f"cold {i}\n")
         if NEEDS_ROOT.search(self.case):
-            # The first tree is for a chroot, in which it has the path of `here`. The second tree is
-            # mounted over the source.
+            # `root` becomes the root of a process, in which the first tree has the same path as
+            # `here`. The directory of the second tree is mounted over the source.
             plant(self.outside / "root" / str(self.here)[1:], "other root ")
             plant(self.outside / "other" / self.case, "other mount ")
 
@@ -79,10 +79,10 @@ class Place:
 
 
 def finish(process: subprocess.Popen[str], said: str = "", line: str | None = None) -> Done:
-    """Waits until a program and all processes that it has started have closed their output. On a
-    failure, kills the program's process group.
+    """Waits until a program and all processes that it has started have closed their output. If
+    this fails, kills the program's process group.
 
-    said : the output that was read before;  line : input for the program
+    said : output of the program that was read before;  line : input for the program
     """
     try:
         out, err = process.communicate(line, timeout=LIMIT_S)
@@ -94,14 +94,14 @@ def finish(process: subprocess.Popen[str], said: str = "", line: str | None = No
 
 
 def differences(expected: str, seen: str) -> list[str]:
-    """Returns the lines that differ: first as they are without the library, then with it."""
+    """Returns the lines that differ, each as it is without the library and as it is with it."""
     pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
     return [f"{one} -> {other}" for one, other in pairs if one != other]
 
 
 class Stage:
-    """A session in which all but a few files have copies, and an identical tree outside the source,
-    on which the cases run without the library."""
+    """A session in which nearly all files have copies, and an identical tree outside the source.
+    The cases also run without the library, on this tree."""
 
     def __init__(self, top: Path, program: Path, cases: Sequence[str]) -> None:
         self.top, self.program, self.cases = top, program, cases
@@ -165,8 +165,8 @@ class Stage:
         return text.replace(str(self.top / "plain"), "").replace(str(self.top), "")
 
     def compare(self, case: str, seen: Done, **more: object) -> None:
-        """Checks that the case's exit status, output and error output are as without the
-        library."""
+        """Checks that `seen` has the exit status, output and error output that the case has without
+        the library."""
         expected = self.run(case, preload=False, **more)
         assert (expected.returncode, expected.stderr) == (0, ""), expected
         assert expected.stdout

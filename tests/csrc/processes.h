@@ -15,8 +15,8 @@ extern char **environ;
 extern const char *self;           /* this program's path */
 extern const char *here, *outside; /* the case's directories, in the source and outside it */
 
-/* Return the path of a name in `here`, in `outside` or in a directory, in newly allocated
- * memory. */
+/* Return the path of a name: in() of a name in `here`, out() of a name in `outside`, and joined()
+ * of a name in a directory. The path is in newly allocated memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 const char *joined(const char *directory, const char *name);
@@ -27,11 +27,11 @@ long say_as(const char *what, long result);
 #define CHECK(condition) ((condition) ? (void)0 : fail(__FILE__, __LINE__, #condition))
 void fail(const char *file, int line, const char *what) __attribute__((noreturn));
 
-/* Opens a file of `here` for reading and returns the descriptor. Under the library, it is a
- * descriptor of the copy. */
+/* Opens a file of `here` for reading and returns the descriptor. Under the library, this is a
+ * descriptor of the file's copy. */
 int reading(const char *name);
-/* Reads from the offset to the end of the file. Prints the offset, the number of bytes read and
- * their digest. */
+/* Reads from the descriptor's offset to the end of the file. Prints the offset, the number of bytes
+ * read and their digest. */
 void tell_rest(const char *what, int fd);
 /* Prints whether the descriptor and the name in `here` have the same inode and device. Also prints
  * the mode and size that fstat returns for the descriptor. */
@@ -48,7 +48,7 @@ void reap(const char *what, pid_t child);
 /* Returns the command line that runs this program with another case, for execv and posix_spawn. */
 char *const *command(const char *name);
 
-/* Drops all capabilities of this process, so that root may do only what any user may. */
+/* Drops all capabilities of this process, so that root has only the rights of an ordinary user. */
 void drop_rights(void);
 
 struct process_case {
@@ -62,7 +62,7 @@ extern const struct process_case of_start[], of_place[], of_checks[], of_harsh[]
 enum kind {
     OPENS,     /* opens a file for reading; returns the descriptor */
     STREAMS,   /* opens a file for reading with stdio; returns the FILE */
-    LOOKS,     /* asks about a file, and leaves nothing open */
+    LOOKS,     /* queries a file, and leaves nothing open */
     LISTS,     /* opens a directory; returns the DIR */
     CHANGES,   /* changes a file that exists, and does not remove it */
     MAKES,     /* makes a file that does not exist yet */
@@ -97,7 +97,7 @@ struct trial {
     /* lowest byte of the stack, if its use is to be measured; otherwise NULL */
     unsigned char *paint;
     size_t stack; /* stack that the call used [bytes] */
-    /* open_descriptors() right after the call, before its descriptor is closed */
+    /* open_descriptors() right after the call, before a descriptor from the call is closed */
     uint64_t opened;
 };
 #define SENTINEL 12345

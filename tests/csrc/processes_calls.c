@@ -1,5 +1,5 @@
-/* The table of the interposed calls, with a wrapper for each that makes the call with one path or
- * descriptor. */
+/* The table of the interposed calls. For each call there is a wrapper, which makes the call with
+ * one path or descriptor. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -36,7 +36,7 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
-/* If the catalog answers a listing, the DIR has no descriptor until dirfd asks for it. */
+/* If the catalog answers a listing, the DIR has no descriptor until dirfd() is called. */
 static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored \
@@ -65,7 +65,7 @@ static long freed(int n) {
     return n < 0 ? -1 : 0;
 }
 
-/* Removes the new file within the call, because only the wrapper knows its name. */
+/* Removes the new file within the wrapper, because no other code knows the file's name. */
 static long made(int fd, const char *path) {
     return fd >= 0 && syscall(SYS_unlink, path) != 0 ? -2 : fd;
 }
@@ -205,7 +205,7 @@ CALL(mkostemp, made(mkostemp(template_of(path, "XXXXXX"), O_CLOEXEC), template))
 CALL(mkstemps, made(mkstemps(template_of(path, "XXXXXX.x"), 2), template))
 CALL(mkostemps, made(mkostemps(template_of(path, "XXXXXX.x"), 2, O_APPEND), template))
 
-/* Removes what the call has made, within the call. */
+/* Removes, still within the wrapper, what the call has made. */
 static long gone(int r, const char *path, int flags) {
     return r == 0 ? syscall(SYS_unlinkat, AT_FDCWD, path, flags) : r;
 }

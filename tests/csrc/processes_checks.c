@@ -19,9 +19,9 @@ static int only_reads(const struct call *call) {
 /* --- errno -------------------------------------------------------------------------------------
  */
 
-/* The names, in this order: a file with a copy; one of 100 files without a copy, the next one each
- * time; a file that the catalog does not list; a file that the configuration excludes from copying;
- * a link; three names that do not exist. */
+/* The names, in this order: a file with a copy; a file without a copy, one of 100, of which each
+ * call gets the next; a file that the catalog does not list; a file that the configuration excludes
+ * from copying; a link; three names that do not exist. */
 static void op_errno(void) {
     static const char *const names[] = {"f", "", "late", "f.skip", "to_f", "no", "no/f", "f/f"};
     int cold = 0;
@@ -106,8 +106,8 @@ static const char *long_path(const char *start, const char *unit, size_t n) {
     return path;
 }
 
-/* Returns whether the call is mkstemp or a relative of it. Their wrappers copy the path into a
- * buffer, and so cannot take a wrong path. */
+/* Returns whether the call is mkstemp or a variant of it. The wrappers of these calls copy the path
+ * into a buffer, and so cannot take an invalid pointer as a path. */
 static int takes_template(const struct call *call) {
     return strncmp(call->name, "mkstemp", 7) == 0 || strncmp(call->name, "mkostemp", 8) == 0 ||
            strcmp(call->name, "mkdtemp") == 0;
@@ -135,8 +135,8 @@ static int only_changes(const struct call *call) {
 
 static void op_no_path(void) { wrong_path("NULL", AT_FDCWD, NULL, NULL); }
 
-/* Tries only calls that change files. It is documented that a bad pointer crashes a call that only
- * reads. */
+/* Tries only calls that change files, because a bad pointer crashes a call that only reads, as the
+ * documentation says. */
 static void op_bad_pointers(void) {
     char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(end != MAP_FAILED && munmap(end + 4096, 4096) == 0);

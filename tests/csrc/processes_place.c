@@ -1,5 +1,5 @@
-/* Processes in which the same path leads to another file, or which run as another user; and the
- * state of a process that reads through the library. */
+/* Cases of processes in which the same path leads to another file, of processes that run as another
+ * user, and of the state of a process that reads through the library. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -12,7 +12,7 @@
 
 enum { NOBODY = 65534 };
 
-/* Prints what several kinds of call find at the paths of the case now. */
+/* Prints what several kinds of calls find at the case's paths. */
 static void look(const char *when) {
     struct stat st;
     FILE *f = fopen(in("f"), "r");
@@ -250,14 +250,16 @@ static void stat_closed(const char *when) {
     SAY(open(in("closed/x"), O_RDONLY));
 }
 
-/* Asks for the attributes of a file in a directory that the second user may not search. */
+/* Gets the attributes of a file as two users. The second user may not search the file's directory.
+ */
 static void op_stat_as_other_user(void) {
     stat_closed("its owner");
     CHECK(setgroups(0, NULL) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
     stat_closed("nobody");
 }
 
-/* The session's user, without the rights of root: the modes of the user's own directories apply. */
+/* Gets the attributes as the session's user without the rights of root, so that the modes of the
+ * user's own directories apply. */
 static void op_stat_without_rights(void) {
     drop_rights();
     stat_closed("open to its owner");
@@ -303,7 +305,8 @@ static void op_state(void) {
     printf("%s\n", getcwd(NULL, 0));
 }
 
-/* fcloseall closes standard output too, so the result is printed through a duplicate of it. */
+/* fcloseall also closes standard output. So the result is written to a duplicate of descriptor 1.
+ */
 static void op_fcloseall(void) {
     int left = reading("f"), said = fcntl(1, F_DUPFD, 30);
     FILE *streams[] = {fopen(in("f"), "r"), fopen(in("g"), "r"), fdopen(dup(left), "r")};

@@ -60,7 +60,7 @@ static void take_records(void *argument) {
     CHECK(write(fds[1], sums, sizeof sums) == (ssize_t)sizeof sums);
 }
 
-/* The children share one offset, so each record is read once, by any of them. */
+/* The children share one offset, so each record must be read by exactly one of them. */
 static void op_fork_shares_offset(void) {
     int ends[2];
     uint64_t sums[2], total[2] = {0, 0};
@@ -309,8 +309,9 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* This process receives the second message after it has closed its descriptor. The offset is
-     * still shared: it is the one that the child has set. */
+    /* This process has closed its descriptor, and receives another one in the second message. The
+     * new descriptor shares its offset with the child's descriptor, so it has the offset that the
+     * child has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);

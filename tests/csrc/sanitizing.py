@@ -41,9 +41,9 @@ REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitize
 # A program that hangs is killed after this time, so that its test fails well before the test's own
 # time limit [s].
 RUN_LIMIT_S = 150
-# All programs of a sanitizer share the objects of csrc, so these are compiled with the same flags.
-# -O0: with the code that a sanitizer adds, the compiler needs more time to optimize than the
-# programs lose without optimization.
+# The flags for all files of csrc: the programs of a sanitizer share these object files. -O0: with
+# the code that a sanitizer adds, optimization would take longer than the time that it saves in the
+# programs.
 CSRC_FLAGS = [
     "-O0",
     "-g1",
@@ -58,7 +58,7 @@ CSRC_FLAGS = [
 class Program:
     """A program to build.
 
-    source : its own C file;  files : the files of csrc that it needs besides
+    source : the program's own C file;  files : the files of csrc that it also needs
     """
 
     source: Path
@@ -68,7 +68,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Built:
-    """The programs of one sanitizer. prefix : goes before every command line."""
+    """The programs of one sanitizer. prefix : the words before every command line."""
 
     sanitizer: str
     directory: Path
@@ -157,7 +157,7 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
 def build_sanitized(name: str, directory: Path, programs: Mapping[str, Program]) -> Built:
     """Builds the programs with one sanitizer.
 
-    name : a key of SANITIZERS;  programs : by the names of their executables
+    name : a key of SANITIZERS;  programs : the programs, by the names of their executables
     """
     sanitizer = SANITIZERS[name]
     prefix, flags = skip_without(sanitizer, directory), flags_of(sanitizer)

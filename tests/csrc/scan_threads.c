@@ -1,4 +1,4 @@
-/* Runs a scan of which only some threads can be started.
+/* Runs a scan for which only some of the threads can be started.
  *
  *   scan_threads DIRECTORY THREADS STARTED
  *
@@ -20,8 +20,8 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg);
 
-/* Fails like libc when clone fails: *thread has a value already. During the pause, the threads that
- * were started begin to wait for work. */
+/* If all permitted threads were started, fails as libc does when clone fails: *thread is set even
+ * so. During the pause, the threads that were started begin to wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

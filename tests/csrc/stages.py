@@ -1,4 +1,4 @@
-"""A source that has a directory for every operation of change.c, and whose copies are in one of
+"""A source with one directory for each operation of change.c. The copies of its files are in one of
 three states."""
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def plant(here: Path, outside: Path) -> None:
 
 @dataclass
 class Outcome:
-    """What an operation printed, and what was seen right after it."""
+    """What an operation printed, and what programs saw right after it."""
 
     printed: str
     with_library: Seen
@@ -249,8 +249,8 @@ class Stage:
     # --- operations -----------------------------------------------------------------------------
 
     def look(self, *operations: str, preload: bool, plain: bool = False) -> dict[str, Seen]:
-        """Returns operation -> what a program sees in the operation's directories. One program
-        looks at all of them. Without the library, the test itself looks."""
+        """Returns operation -> what a program sees in the operation's directories. With the
+        library, one program reads all directories; without it, the test's own process does."""
         top = self.root / "plain" if plain else self.root
         places = [top / kind / op for op in operations for kind in ("source", "outside")]
         if preload:
@@ -304,7 +304,7 @@ class Stage:
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
-        # a client's hint about a file that the catalog does not list may be lost
+        # This is repeated, because the daemon may lose a client's hint about an unlisted file.
         for _ in range(3):
             self.session.want_all()
             self._wait_quiet()

@@ -1,6 +1,6 @@
-/* For the stress programs: files whose bytes are computed from their number, and checks that end
- * the program at the first error. Nothing here allocates memory, because forked children of a
- * process with many threads call it too. */
+/* For the stress programs: files whose bytes are computed from the file's number, and checks that
+ * end the program at the first error. No function here allocates memory, because forked children of
+ * a process with many threads also call these functions. */
 #ifndef STRESS_H
 #define STRESS_H
 
@@ -70,8 +70,8 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
     }
 }
 
-/* Compares with memcmp, whose whole range the sanitizer checks at once. Byte by byte, the
- * sanitizer's checks would take most of a program's time. */
+/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. In a loop
+ * over the bytes, the sanitizer's checks would take most of the program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];

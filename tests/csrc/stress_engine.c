@@ -109,8 +109,8 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
     monarch_scan_stop(s, 60000);
 }
 
-/* Stops a scan whose threads wait. There are 12 x 4,096 names, in batches of 4,096. These are more
- * batches than the scan queues before its threads wait until some are taken. */
+/* Stops a scan while its threads wait. They wait because nobody takes the batches: there are 12
+ * batches of 4,096 names, which are more than the scan queues. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
@@ -194,8 +194,8 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
         read_copy(c, id, word, k);
     else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
         monarch_set_bit(&clients->wanted, id);
-    /* Files that change are looked up too, but their attributes are not known, so they are not
-     * checked. */
+    /* Files that change are looked up too. Their attributes are not checked, because this thread
+     * does not know the right ones. */
     snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
     monarch_resolve(&control, c, clients, "/", odd, 1, &place);
     CHECK(place.entry != id);
@@ -242,8 +242,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether the entry is one of those (one in 16) whose word has another copy number than
- * their order. */
+/* Returns whether the entry's word is set to another copy number than that of the order for the
+ * entry. This is so for one entry in 16. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -287,7 +287,8 @@ static void take(const struct monarch_result *r, int expected) {
     }
 }
 
-/* Takes results until all orders have theirs. expected: the status of each result; -1: any. */
+/* Takes results until no order is without a result. expected: the status of each result; -1: any.
+ */
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
@@ -355,8 +356,8 @@ static void ask_about_all(int kind) {
             submit(kind, id, 0, MONARCH_WORD_COPY(word_of(id)));
 }
 
-/* Computes the sums of some files by their paths. Then requests huge pages for a large segment,
- * where there are any. */
+/* Computes the sums of some files by their paths. Then requests huge pages for a large segment, if
+ * the machine has huge pages. */
 static void sum_and_collapse(void) {
     char path[PATH_BYTES];
     for (uint64_t id = 0; id < catalog->count; id += 20)
@@ -374,7 +375,7 @@ static void sum_and_collapse(void) {
     CHECK(monarch_syncfs(copies) == 0);
 }
 
-/* Changes one byte of one copy. The engine must find the damage, and the copy is dropped. */
+/* Changes one byte of one copy. The engine must find the damage; the copy is then dropped. */
 static void spoil_one(void) {
     char name[32];
     for (uint64_t id = 0; id < catalog->count; id++)
@@ -415,7 +416,7 @@ static void order_the_impossible(void) {
 /* --- orders under grants -----------------------------------------------------------------------
  */
 
-/* Writes demands like clients whose readers wait. */
+/* Writes demands, as clients do while their readers wait. */
 static void *wait_for_files(void *number) {
     uint64_t rng = (uintptr_t)number;
     for (uint32_t tag = 0; !__atomic_load_n(&waiting_over, __ATOMIC_RELAXED); tag += 2) {
@@ -445,8 +446,8 @@ static void take_placed(const struct monarch_placed *placed, uint64_t n) {
     granted += n;
 }
 
-/* Hands over a descriptor of file `of` as that of file `id`; the two may differ. Returns whether it
- * was sent. */
+/* Hands over a descriptor of file `of`, and says that it is one of file `id`, which may be another
+ * file. Returns whether the descriptor was sent. */
 static int send_file(uint64_t id, uint64_t of) {
     const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
     struct monarch_handover what = {.id = id};
@@ -496,15 +497,15 @@ static void *hand_files_over(void *arg) {
     return NULL;
 }
 
-/* Returns whether every way of ordering and publishing was taken often. */
+/* Returns whether every way of ordering and publishing was used often enough. */
 static int is_enough(void) {
     return published > 100 && granted > 100 && unmet > 5 &&
            __atomic_load_n(&handed, __ATOMIC_RELAXED) > 100;
 }
 
 /* Lets the engine order fills under grants. While a grant holds, only the engine changes words, but
- * the catalog is still moved. On a busy machine, little may happen during a grant, so more grants
- * may be given than were asked for. */
+ * the catalog is still moved. Gives at least `grants` grants, and more if too little happened
+ * during these, as on a busy machine. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];
@@ -551,9 +552,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Writes two thirds of the files into a pack, with a gap before each, like the headers of a tar.
- * Every fifth member has a wrong time, so the engine must not use it. Returns the number of
- * members. */
+/* Writes two thirds of the files into a pack. Before each file there is a gap, as there is a header
+ * in a tar archive. Every fifth member has a wrong time, so the engine must not use this member.
+ * Returns the number of members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;
@@ -579,7 +580,7 @@ static uint64_t make_pack(int pack, struct monarch_member *members) {
     return n;
 }
 
-/* Gives the engine a pack. `pack` gets its descriptor. */
+/* Makes a pack and gives it to the engine. Stores the descriptor of the pack in *pack. */
 static void add_pack(int *pack) {
     char path[PATH_BYTES];
     struct stat st;
@@ -646,7 +647,7 @@ static void work_round(void) {
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);
-    /* Stops the engine at work: unfinished orders, and results that were not taken, are
+    /* Stops the engine while it works. Unfinished orders, and results that were not taken, are
      * abandoned. */
     monarch_engine_stop(engine, 60000);
     close(handovers[0]);
@@ -657,7 +658,7 @@ static void work_round(void) {
             set_word(id, 0);
 }
 
-/* Removes the copies that no entry refers to. A stopped engine had made them. */
+/* Removes the copies that no entry refers to. They were made by an engine that was stopped. */
 static void remove_debris(void) {
     DIR *d = fdopendir(dup(copies));
     CHECK(d);

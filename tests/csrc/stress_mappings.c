@@ -1,6 +1,6 @@
 /* Threads and forked children map files of known content, read the mappings, and unmap or change
- * parts of them, while the files' copies come and go. Every word that they have mapped is compared,
- * also in memory that replaced a part of a mapping.
+ * parts of the mappings, while the files' copies come and go. They compare every word with the
+ * expected one, including words of memory that has replaced a part of a mapping.
  *
  *   make DIRECTORY                     makes the files
  *   stress DIRECTORY SECONDS SEED      prints what was done, or the first error */
@@ -176,10 +176,11 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Moves up to MOST_MOVED pages with mremap, either to reserved memory, where they are checked and
- * unmapped, or over the region's own pages before them. Then puts known memory at their old place.
- * The library does not see that last call, so only the mremap tells it that its mapping there has
- * ended. The pages are moved one by one, because one mremap may not cover several mappings. */
+/* Moves up to MOST_MOVED pages with mremap. Either they go to reserved memory, where they are
+ * checked and unmapped, or they replace the region's own pages before them. Then maps known memory
+ * at the old place of the pages, by a call that the library does not see. So the library learns
+ * only from the mremap that its mapping at the old place has ended. The pages are moved one by one,
+ * because one mremap may not cover several mappings. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;
@@ -198,7 +199,7 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
         CHECK(mremap(at + i * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, at, i);
         moved.pages[i] = r->pages[first + i];
     }
-    /* Another thread may have mapped something there since. */
+    /* Another thread may have mapped something at the old place meanwhile. */
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     if (syscall(SYS_mmap, at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == (long)at)
         fill_own(r, first, n);
@@ -214,8 +215,8 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
 
 static void change(struct region *r, uint64_t *seed) {
     uint64_t first = below(seed, r->n), most = 1 + below(seed, r->n - first), n = 0;
-    /* Changes only pages that this thread has mapped: another thread may have mapped a hole
-     * meanwhile. */
+    /* Changes only pages that this thread has mapped: in a hole of the region, another thread may
+     * have mapped something meanwhile. */
     while (n < most && r->pages[first + n].of != NOTHING)
         n++;
     if (!n)
@@ -352,7 +353,7 @@ static void *work(void *data) {
     return NULL;
 }
 
-/* Makes calls that a signal handler jumps out of, again and again. */
+/* Makes calls again and again; a signal handler jumps out of some of them. */
 static void *be_interrupted(void *data) {
     uint64_t seed = (uint64_t)data;
     char path[PATH_MAX];

@@ -1,5 +1,5 @@
 /* Contains one bug of each kind, in this program's own code or inside a file of csrc. If a
- * sanitizer sees them all, both are built in the right way. */
+ * sanitizer reports all bugs, this program and the files of csrc were built in the right way. */
 #include <pthread.h>
 #include <stdlib.h>
 

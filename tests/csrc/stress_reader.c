@@ -3,10 +3,11 @@
  *
  *   make ROOT FIRST COUNT    makes the files; runs without a session
  *   loop ROOT KNOWN MOST PAUSE_US
- *                            reads until standard input ends; files from KNOWN to MOST may be
- *                            missing. Pauses after each file that is read or looked at. Standard
- *                            output must be a file, and holds the number of files read so far.
- *   once ROOT KNOWN FD K     what a child does after its exec; FD is inherited, and is of file K
+ *                            reads until standard input ends. Files from KNOWN to MOST may be
+ *                            missing. After each file, a thread pauses for PAUSE_US. Standard
+ *                            output must be a file; it holds the number of files read so far.
+ *   once ROOT KNOWN FD K     what a child runs after its exec; it has inherited FD, a descriptor of
+ *                            file K
  */
 #include <poll.h>
 #include <pthread.h>
@@ -103,9 +104,10 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* Unmaps the whole last page. If a part were left, ThreadSanitizer would remember the accesses
-     * to it, and would take them for accesses to what the library maps there later, by a call that
-     * ThreadSanitizer does not see. */
+    /* Unmaps the whole last page. If a part of it were left out, ThreadSanitizer would still
+     * remember the accesses to this part. If the library later mapped other memory there, by a call
+     * that ThreadSanitizer does not see, ThreadSanitizer would mistake the old accesses for
+     * accesses to the new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
@@ -124,8 +126,8 @@ static int open_again(int fd, unsigned k) {
     return again;
 }
 
-/* Goes on reading through a duplicate of the descriptor. The two share the offset, also after the
- * first is closed. */
+/* Closes the descriptor and goes on reading through a duplicate of it. The duplicate must have the
+ * offset that the descriptor had. */
 static int go_on_elsewhere(int fd, unsigned k, uint64_t *rng) {
     char begin[300];
     ssize_t n = read(fd, begin, 1 + below(rng, sizeof begin));
@@ -272,8 +274,8 @@ static void change(const char *path, unsigned i, unsigned version, uint64_t *rng
     CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
 }
 
-/* Renames the directory and at once renames it back. Nevertheless, all files in it count as changed
- * afterwards. */
+/* Renames the directory of the program's own files, and at once renames it back. Even so, all files
+ * in it count as changed afterwards. */
 static void move_own_files(void) {
     char path[PATH_BYTES], other[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s/own", root) < PATH_BYTES);
@@ -314,8 +316,8 @@ static void ends_well(pid_t child) {
         die("a child ended with status %#x", (unsigned)status);
 }
 
-/* The child has only the thread that forked, and another thread may have held a lock of the
- * allocator. So the child uses no streams, which allocate memory. */
+/* Uses no streams, because streams allocate memory: another thread of the parent, which the child
+ * does not have, may have held a lock of the allocator at the fork. */
 static void in_child(int fd, unsigned k, uint64_t at, uint64_t *rng) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_on(fd, k, at, rng);
@@ -385,8 +387,9 @@ static int loop(void) {
 static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Checks only the bytes of FD, and not its attributes: this process may not know the daemon
-     * that made the copy, and then cannot tell whose copy it is. */
+    /* Checks only the bytes of FD, and not its attributes: FD may be of a copy made by a daemon
+     * that this process does not know, and then the library cannot tell of which file it is a copy.
+     */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

@@ -1,8 +1,8 @@
-/* Does on random input what clients do with paths, and with shared memory that may be damaged.
- * Every block is allocated with its exact size, so that a sanitizer sees an access to one byte too
- * many.
+/* Does what clients do with paths and with shared memory, on random paths and on damaged memory.
+ * Every block is allocated with its exact size, so that a sanitizer sees an access even to the
+ * first byte after the block.
  *
- *   paths ROOT SEED      resolves odd paths through a tree, made at ROOT, beside the kernel
+ *   paths ROOT SEED      makes a tree at ROOT, and resolves odd paths in it as the kernel does
  *   hashes ROOT SEED     hashes blocks of all sizes, whole and in pieces
  *   headers ROOT SEED    judges damaged headers, and counts those that are accepted as sound
  *   lookups ROOT SEED    looks files up in damaged catalogs that were accepted as sound */
@@ -25,8 +25,8 @@ static struct monarch_catalog *catalog;
 
 static uint64_t any(uint64_t n) { return below(&rng, n); }
 
-/* Returns numbers that often reveal errors: small numbers, powers of two and their neighbours, and
- * any other numbers. */
+/* Returns a random number. Most are of kinds that often reveal errors: small numbers, and powers of
+ * two and their neighbours. */
 static uint64_t any_number(void) {
     switch (any(5)) {
     case 0:
@@ -159,8 +159,8 @@ static uint64_t paths(void) {
         monarch_resolve(&control_of_root, catalog, clients, "/", path, follow, place);
         check_place(place, path, follow);
         found += place->entry >= 0;
-        /* Resolves the same path relative to the root. The working directory is passed in the
-         * result itself, as the library does. */
+        /* Resolves the same path relative to the root. The working directory is passed in `place`,
+         * which also gets the result: the library does the same. */
         size_t top = strlen(root_path);
         if (strncmp(path, root_path, top) == 0 && path[top]) {
             memcpy(place->path, root_path, top + 1);

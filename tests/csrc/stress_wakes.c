@@ -22,12 +22,12 @@
 #define FILES 320
 #define BLOCK (64 * 1024)
 #define THREADS 5
-#define PEERS 4 /* and as many threads for peers; one peer alone gets at most SHARE of them */
+#define PEERS 4 /* there are as many threads for peers; one peer gets at most SHARE of these */
 #define SHARE 3
 /* Time limit of an order [ms]. It is longer than START_NS (peer.c): for that time, a fill that no
  * reader waits for may wait for a peer that is still starting. */
 #define LIMIT_MS 30000
-#define RANKS 4 /* of readers; rank 0 stands for no rank */
+#define RANKS 4 /* number of ranks that readers have; rank 0 stands for no rank */
 
 static int root, copies, copied[FILES];
 static struct monarch_control control;
@@ -221,8 +221,8 @@ static void work_round(int number) {
     drop_all();
 }
 
-/* Submits `count` fills in one call, which rings once. The first fill asks `peer`; each other fill
- * asks the `step`th peer after that of the fill before it. */
+/* Submits `count` fills in one call, which wakes threads only once. Fill number i, counted from 0,
+ * asks the peer with the number `peer` + i * `step`. */
 static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t step) {
     uint64_t some[2 * PEERS], numbers[2 * PEERS];
     uint32_t tiers[2 * PEERS] = {0};
@@ -239,7 +239,7 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
-/* Lets all threads ask peers, and closes the gate, at which these threads are held up. */
+/* Lets all threads ask peers, and closes the gate, which holds up the threads that ask. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);
@@ -273,7 +273,7 @@ static void let_go(void) {
     pthread_mutex_unlock(&gate);
 }
 
-/* As many threads are woken as there is work for, although those woken first are held up. */
+/* A thread must be woken for each order, although the threads that were woken first are held up. */
 static void all_at_once(void) {
     shut();
     order_at_once(8, PEERS, 0, 1);
@@ -283,7 +283,7 @@ static void all_at_once(void) {
     drop_all();
 }
 
-/* One peer gets no more than its share of the threads, so that the next peer gets one too. */
+/* One peer gets no more than its share of the threads, so that one is left for the next peer. */
 static void crowd(void) {
     shut();
     order_at_once(8, 2 * PEERS, 0, 0);
@@ -296,8 +296,8 @@ static void crowd(void) {
     drop_all();
 }
 
-/* At most two threads ask peers, and only one of them asks the same peer. A third thread asks a
- * peer only for a file that a reader waits for. */
+/* At most two threads ask peers, and these ask different peers. A third thread asks a peer only for
+ * a file for which a reader waits. */
 static void narrow(void) {
     shut();
     monarch_engine_width(engine, THREADS, 2, 0);
@@ -313,8 +313,8 @@ static void narrow(void) {
     drop_all();
 }
 
-/* Gives a single thread its next order soon after it has done the last one, while it looks for work
- * or falls asleep. */
+/* Gives a single thread one order after the other. Each order comes soon after the thread has done
+ * the order before, while the thread looks for work or falls asleep. */
 static void ping_pong(int pings) {
     struct monarch_result r;
     uint32_t tier = 0;
@@ -375,7 +375,7 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine, 60000); /* while orders still wait for their peer's turn */
+    monarch_engine_stop(engine, 60000); /* while orders still wait for a thread for their peer */
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);

@@ -41,7 +41,8 @@ LARGEST_PAGE = 65536
 SEED = "20220822"
 FILES = 20
 READERS = sorted((HERE.parent / "programs").glob("readers*.c"))
-# Cases of the program `readers` that start no other program, because the emulator cannot run one.
+# The cases of the program `readers` that are run. None of them starts another program, because the
+# emulator could not run that program.
 READ = draws.sized(
     "freopen getline openat pread vectors mmap_private sendfile xstat statx fork_inherit listings "
     "close_range threads",
@@ -83,7 +84,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture(scope="module")
 def objects(machine: Machine) -> dict[str, Path]:
-    """Returns file of csrc -> its object."""
+    """Returns the name of each file of csrc, with the path of the object made from the file."""
     names = sorted({*NATIVE, *PRELOAD})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)

@@ -1,6 +1,6 @@
-"""Tests changes of files by every name, descriptor, mapping and call. Each change has exactly the
-effect at the source that it has without the library. Once it has returned, no program gets the old
-copy, not even a copy whose fill ends later. The copies themselves never change."""
+"""Tests changes of files by every name, descriptor, mapping and call. Each call has exactly the
+effect at the source that it has without the library. Once the call has returned, no program gets
+the old copy, not even a copy whose fill ends later. The copies themselves never change."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def _operations() -> list[str]:
 
 OPERATIONS = _operations()
 # Operations that change attributes through a copy's descriptor after the file was renamed or
-# replaced. They fail with ESTALE under the library, and succeed without it. By operation: the name
-# whose attributes therefore differ. No other file may be changed.
+# replaced. They fail with ESTALE under the library, and succeed without it. For each operation,
+# this table has the name of the file whose attributes differ for this reason. No other file may
+# differ.
 LOST = {"fchmod_moved": "h", "futimens_replaced": "hard"}
 
 

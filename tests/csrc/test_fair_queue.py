@@ -1,5 +1,5 @@
-"""Tests the order in which waiting readers are served: ranks are served by their shares, no reader
-starves, and some reader is served as long as any waits."""
+"""Tests the order in which waiting readers are served. Ranks are served in proportion to their
+shares, no reader starves, and some reader is served as long as any reader waits."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_as_long_as_somebody_waits_somebody_is_served(
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
     """Every reader is served again within a bounded number of rounds.
 
-    The bound follows from three facts. Between two turns of a rank, another rank gets no more than
-    its share says and one turn that it has begun. The readers of a rank are served in turn. When
-    the search passes all slots once, readers without a rank are served once each, and the other
-    turns go to ranks.
+    The bound follows from three facts. Between two turns of a rank, another rank gets at most as
+    many turns as the ratio of the two shares, and one turn that it had begun. The readers of a rank
+    are served one after the other. When the search passes all slots once, each reader without a
+    rank is served once, and the other turns go to ranks.
     """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)
@@ -104,8 +104,8 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
 def test_ranks_are_served_in_proportion(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """Of two ranks that wait all the time, neither is ever ahead of its share by more than a turn
-    of each (Goyal et al., 1996, theorem 1)."""
+    """Of two ranks that wait all the time, neither is ever ahead of the other by more than one turn
+    of each. A turn counts as 1 / share of its rank (Goyal et al., 1996, theorem 1)."""
     shares, ranks, _, _ = case
     served = serve(*case, rounds=600)
     done: Counter[int] = Counter()

@@ -1,5 +1,5 @@
 """Compares the functions that the library interposes with those of libc. A function that opens,
-changes or names files is interposed, or REASONS says why not.
+changes or names files must be interposed, or REASONS must say why it is not.
 
 glibc/functions.txt lists every function of glibc 2.17 to 2.44 on x86-64 and aarch64, each with the
 version that introduced it (2.17 for that version and all earlier ones). The list is taken from the
@@ -62,7 +62,7 @@ REASONS = {
 
 
 def words() -> dict[str, tuple[int, ...]]:
-    """Function -> version of glibc."""
+    """Returns function -> the version of glibc that introduced the function."""
     lines = (line.split() for line in LISTED.read_text().splitlines())
     return {name: tuple(map(int, version.split("."))) for version, name in lines}
 

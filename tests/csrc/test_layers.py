@@ -1,8 +1,8 @@
 """Tests how the files of csrc depend on each other: there is no cycle, and a folder depends only on
 folders below it.
 
-A component is a C file and the header of the same name. A component depends on another one if it
-includes a file of it, or uses a symbol that it defines (according to nm).
+A component is a C file and the header of the same name. Component A depends on component B if A
+includes a file of B, or uses a symbol that B defines (according to nm).
 """
 
 from __future__ import annotations

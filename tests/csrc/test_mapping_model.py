@@ -5,9 +5,10 @@ the labels here are the same. A state describes one process: two pages of a mapp
 the table of slots, the page that a fork clears, and the step at which each thread is. The model
 visits all states that can be reached.
 
-A page of memory is: "S", the source's as it was mapped; "C", the copy's; "D", the source's with a
-private change by the program, which /proc/self/maps shows like "S"; "O", of another mapping; "-",
-not mapped, so that any mmap may be given it at any time.
+Each page of memory has one of five values. "S": a page of the source's file, as it was mapped.
+"C": a page of the copy. "D": a page of the source's file that the program has changed in its
+private mapping; /proc/self/maps does not show the difference from "S". "O": a page of another
+mapping. "-": not mapped, so that any mmap may get this page at any time.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def recount(s: State) -> State:
 
 
 def locked(s: State, who: str, broken: Broken) -> Iterator[State]:
-    """[lock] Takes the lock. If another thread holds it, the process gives the lock up, as it does
-    after a bounded wait. Yields nothing if the lock was given up before."""
+    """[lock] Takes the lock. If another thread holds the lock, the process gives the lock up, as
+    the library does when its bounded wait has ended. Yields nothing if the lock was given up
+    before."""
     if s.given_up:
         return
     if s.lock is None or broken.no_lock:
@@ -153,8 +155,8 @@ def acted(s: State, op: str, page: int) -> State:
 
 
 def carved(s: State, page: int, op: str) -> State:
-    """[carve] Changes the slot whose range has the page. An advice is kept in a slot of the page
-    alone; any other call frees the slot."""
+    """[carve] Changes the slot whose range contains the page. If the call is an advice, the slot
+    shrinks to this page and keeps the advice; any other call frees the slot."""
     for place, slot in enumerate(s.slots):
         if slot is not None and overlaps(slot, page):
             middle = slot._replace(number=s.numbers + 1, begin=page, end=page + 1, advice=1)
@@ -283,8 +285,8 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
         yield "child", child._replace(threads=(child.threads[i],))
 
 
-# JUMPS: steps at which a signal handler may jump away, because signals are not blocked. HOLDS:
-# steps with the lock, during which signals are blocked.
+# JUMPS: steps at which a signal handler may jump out of the call, because signals are not blocked.
+# HOLDS: steps at which the thread has the lock, and signals are blocked.
 JUMPS = {"quiet", "act", "wait_opened"}
 HOLDS = {"busy", "carve", "put", "end_edit", "recount", "add_edit", "add_put", "add_end"}
 
@@ -492,8 +494,8 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
                 raise wrong(what, s)
         elif not found:
             raise wrong("it hangs", s)
-    # An end can be reached from every state: otherwise, some thread would wait for something that
-    # never comes.
+    # From every state, an end must be reachable. Otherwise, some thread would wait for something
+    # that never happens.
     reached, queue = set(ends), deque(ends)
     while queue:
         for earlier in before.get(queue.popleft(), []):
@@ -508,8 +510,8 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
 # --- what holds ----------------------------------------------------------------------------------
 
 CALLS = ["munmap 0", "munmap 1", "fixed 0", "write 1", "remap 0", "advise 1", "map 0"]
-# One call of each kind: it frees a slot, splits a slot, or adds one. The other calls take the same
-# steps as the first kind.
+# One call of each kind: the first frees a slot, the second splits a slot, and the third adds a
+# slot. The other calls take the same steps as the first.
 DIFFERENT = ["munmap 0", "advise 1", "map 0"]
 
 

@@ -23,8 +23,8 @@ STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
 # The file has four parts of this size [bytes] and a rest. The programs change the second part.
 PART = MIB
 SIZE = 4 * PART + 1234
-# The rate of the source [bytes/s]. A fill takes half a second, so steps that must come before its
-# end do.
+# The rate of the source [bytes/s]. With it, a fill takes half a second, so there is enough time for
+# steps that must come before the end of a fill.
 RATE = 8e6
 
 
@@ -44,7 +44,8 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the library, built so that a mapping does not wait up to a second for its copy."""
+    """Returns a library in which an mmap does not wait for the copy, for which it may wait up to a
+    second otherwise."""
     library = tmp_path_factory.mktemp("library") / "libmonarch.so"
     return build_preload(library, flags=["-DWHOLE_BYTES=0"])
 
@@ -220,8 +221,9 @@ def test_torch_load_with_mmap(
 
 # --- what happens to the mapping meanwhile ----------------------------------------------------
 
-# By name: what is done to the second part, and where the parts lie in the end (adjacent parts in
-# the same place count once). `middle` must be true of the second part then.
+# For each case: the code that changes the second part, and where the parts lie in the end (adjacent
+# parts that lie in the same place count once). The code may set `middle` to a function that checks
+# the second part in the end, or to None.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),
@@ -491,8 +493,8 @@ def test_it_moves_within_50_ms(
 def test_threads_and_children_that_map_and_change(
     session_factory: Callable[..., Session], tmp_path: Path, library: Path
 ) -> None:
-    """Threads and children that map and change files find every word as expected, also in memory
-    that replaced a part of a mapping."""
+    """Threads and children that map files and change the mappings find every word as expected, also
+    in memory that has replaced a part of a mapping."""
     files = tmp_path / "files"
     files.mkdir()
     built = build_program(tmp_path / "mappings", HERE / "stress_mappings.c", flags=["-pthread"])

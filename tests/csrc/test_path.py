@@ -1,5 +1,6 @@
-"""Tests path resolution against the kernel: an entry that it returns is the file that the kernel
-would open. If it can follow every step of a path, it also finds each file that the kernel finds."""
+"""Tests path resolution against the kernel. If path resolution returns an entry, it is the entry of
+the file that the kernel would open. If path resolution can follow every step of a path, it also
+finds each file that the kernel finds."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class Tree:
             os.close(fd)
 
     def expected(self, path: bytes, base: bytes, follow: bool) -> int:
-        """Returns the entry of the file that the kernel opens; OUTSIDE if it opens none of the
+        """Returns the entry of the file that the kernel opens; OUTSIDE if it opens no file of the
         source."""
         found = self.truth(path, base, follow)
         root = os.fsencode(self.root) + b"/"
@@ -282,8 +283,8 @@ def test_a_path_too_long_for_the_kernel_gives_no_entry(tree: Tree, filler: str) 
 
 
 def test_a_link_whose_target_is_as_long_as_there_is_room(tmp_path: Path) -> None:
-    """The path to a link, the link's target and the rest of the path lie in one buffer. The link is
-    followed exactly if they fit."""
+    """The path to a link, the link's target and the rest of the path lie in one buffer. The link
+    must be followed if all three fit into the buffer, and otherwise not."""
     root = Path(os.path.realpath(tmp_path)) / "r"
     (root / "d" / "a").mkdir(parents=True)
     (root / "d" / "a" / "f").touch()
@@ -326,8 +327,8 @@ def is_odd(path: str) -> bool:
 
 @given(st.text(alphabet="/.ab", max_size=12), st.integers(0, 40), st.integers(0, 40))
 def test_odd_paths_are_seen(text: str, before: int, behind: int) -> None:
-    """Odd parts of a path are found, also anywhere in longer paths, which are searched 16 bytes at
-    a time."""
+    """Odd parts of a path are found, also at any place in a longer path, which is searched 16 bytes
+    at a time."""
     from monarch_py.native import lib
 
     for path in (text, before * "a" + text + behind * "b"):

@@ -1,6 +1,6 @@
 """Tests processes that start others, share descriptors, change their root, mounts or user, lack a
-resource, or are interrupted. Each prints the same with the library, copies and a daemon as without
-the library. Other tests check what must hold for every interposed call."""
+resource, or are interrupted. With the library, copies and a daemon, each process must print the
+same as without the library. Other tests check what must hold for every interposed call."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from support.session import Session, wait_until
 from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
-# `now` binds symbols when the program starts. The stack that binding needs during a first call is
-# part neither of the library's use nor of the call's.
+# `now` binds symbols when the program starts. Otherwise, the first call of a function would also
+# use stack for the binding, which belongs neither to the call nor to the library.
 FLAGS = ["-pthread", "-Wl,-z,now"]
-# Cases that other cases start, or the tests below.
+# Cases that are started by other cases or by the tests below.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
 CASES = [
     name
@@ -33,7 +33,8 @@ CASES = [
     for name in re.findall(r'^    \{"(\w+)", \w+\},', path.read_text(), re.M)
     if name not in PARTS
 ]
-# Cases that read no file that has a copy, or only at a path that leads to another file by then.
+# Cases that get no copy: they read no file that has a copy, or read it only when its path leads to
+# another file.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",
@@ -179,8 +180,8 @@ def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
         return newest_generation(stage.session) > before
 
     before = newest_generation(stage.session)
-    # Clients tell the daemon of unknown files only by hints, and some are lost if the daemon is
-    # slow. So the case is repeated.
+    # Clients tell the daemon of unknown files only by hints, and some hints are lost if the daemon
+    # is slow. So the case is repeated.
     wait_until(has_grown, what="a larger catalog")
 
 

@@ -44,7 +44,7 @@ PROGRAMS = {
         ),
     )
 }
-# Programs in which only one of the sanitizers can see anything.
+# Programs that are run with only one sanitizer, because the other one can find no bug in them.
 ONLY = {"segments": "address", "wakes": "thread"}
 SEED = 20220822
 
@@ -87,12 +87,11 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 # --- the library in a program that reads -----------------------------------------------------
 
 FILES, NEW_FILES = draws.sized((400, 80), (1500, 150))
-# The readers' pause after each file. Without --long, it leaves some of the processors to the
-# daemon.
+# The readers' pause after each file. Without --long, the pause leaves processor time to the daemon.
 PAUSE_US = draws.sized(1000, 0)
 # how often copies are dropped, and the daemon is killed
 FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))
-SOME = draws.sized(100, 200)  # files that are read before the test goes on
+SOME = draws.sized(100, 200)  # number of files that are read before the test goes on
 MAPPING_S = draws.sized(1.0, 3.0)
 
 
@@ -230,8 +229,8 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, g
     source = tmp_path / "source"
     source.mkdir()
     with Mounts(tmp_path) as mounts:
-        # The files take 5 MB. The fills of a quarter of them are withdrawn, and the other files do
-        # not fit into the tier either.
+        # The files take 5 MB. The fills of a quarter of the files are withdrawn, but even the other
+        # three quarters do not fit into the tier.
         tier = mounts.tmpfs("tier", 3 * MIB)
         counts = [int(word) for word in built.check("engine", source, tier, rounds, grants).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]

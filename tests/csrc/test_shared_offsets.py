@@ -1,6 +1,6 @@
-"""Reads by any call, on descriptors that are duplicated, inherited, repositioned and closed, return
-the same with the library as without it, whether the files' copies are missing, queued, incomplete
-or complete.
+"""Reads return the same with the library as without it. They are made by any call, on descriptors
+that are duplicated, inherited, repositioned and closed, while the copy of the file is missing,
+queued, incomplete or complete.
 
 MONARCH_STRESS_EXAMPLES: the number of random programs; by default 40, with --long 200.
 """
@@ -29,8 +29,8 @@ EXAMPLES = int(os.environ.get("MONARCH_STRESS_EXAMPLES", draws.examples(40)))
 UNIT = 256 << 10
 PAGE = 4096
 SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT, 5 * UNIT - 7)
-# The number of a large file. Its fill keeps the only copying thread busy, so that fills of other
-# files are queued.
+# The number of a large file. The fill of this file keeps the only copying thread busy, so that
+# fills of other files are queued.
 BALLAST = len(SIZES)
 BALLAST_SLOT = 7
 # The rate of the source [bytes/s]. It is so low that a program finds its files in every state, and
@@ -42,8 +42,8 @@ Program = list[Op]
 
 
 def numbered(size: int) -> bytes:
-    """Returns `size` bytes in which every eight bytes are their own number, so that data from a
-    wrong offset are noticed."""
+    """Returns `size` bytes in which each group of eight bytes contains its own index, so that data
+    from a wrong offset are noticed."""
     return np.arange((size + 7) // 8, dtype="<u8").tobytes()[:size]
 
 
@@ -232,8 +232,8 @@ def test_programs_get_what_they_would_get_without_the_library(
 def test_those_programs_met_copies_in_the_making(
     pair: tuple[Interpreter, Interpreter], session: Session
 ) -> None:
-    """Programs like those of the test before this one do read from incomplete copies, so that test
-    does not compare the source with itself."""
+    """Programs like those of the test before this one read from incomplete copies. So the test
+    before this one does not merely compare the source with itself."""
     before = session.totals()
 
     def under_way() -> bool:
@@ -241,10 +241,11 @@ def test_those_programs_met_copies_in_the_making(
         return bool(report["pending"] or report["sources"][0]["present"])
 
     def met() -> bool:
-        # The ballast's fill begins before the program opens the file, so that the file's fill is
-        # queued behind it, and the file cannot be complete when the program reads it. If the daemon
-        # learned of both at once, it might fill the file first. If the machine stalls meanwhile,
-        # everything may be filled before the read; then the next attempt counts.
+        # The ballast's fill begins before the program opens the file. So the file's fill is queued
+        # behind the ballast's, and the copy of the file cannot be complete when the program reads.
+        # If the daemon learned of both files at once, it might fill the other one first. If the
+        # machine stalls meanwhile, both may be filled before the read; then there is another
+        # attempt.
         session.forget()
         settled: list[object] = []
 
@@ -263,7 +264,7 @@ def test_those_programs_met_copies_in_the_making(
     wait_until(met, what="a read from a copy in the making")
 
 
-# No read may ask for so many bytes: the kernel returns EFAULT before it looks at the file.
+# For a read of so many bytes, the kernel returns EFAULT without accessing the file.
 @pytest.mark.parametrize("n", [1 << 47, (1 << 63) - 1, -1])
 @pytest.mark.parametrize("what", ["r", "p"])
 def test_a_read_of_more_than_there_are_addresses(
@@ -295,7 +296,7 @@ READERS = [
     for shape in ("1 8", "8 1", "3 3")
     for way in ("read", "readv")
 ]
-# Each value at least once, and each state with threads and with processes.
+# These cases have each value at least once, and each state with threads and with processes.
 SOME_READERS = ["cold 1 8 readv", "cold 8 1 read", "queued 1 8 read", "queued 3 3 readv"]
 
 
@@ -306,8 +307,8 @@ def test_every_record_is_delivered_once(
     session: Session,
     readers: str,
 ) -> None:
-    """Each record of 1000 bytes is returned to exactly one reader, also if it crosses the border of
-    two units."""
+    """Each record of 1000 bytes is returned to exactly one reader, even if the record is in two
+    units."""
     state, processes, threads, way = readers.split()
     session.forget()
     words = [offsets, "records", source.mountpoint / "records", 1000, processes, threads, way]

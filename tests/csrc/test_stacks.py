@@ -9,11 +9,11 @@ import subprocess
 import pytest
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 
-# The size of a path, and the limit of one function's frame: a path and some other variables
-# [bytes].
+# PATH: the size of a path. FRAME: the limit for the frame of one function, which has room for a
+# path and some other variables [bytes].
 PATH, FRAME = 4096, 4700
-# The limit of each of these calls with everything that it calls, except the functions in SAYS,
-# which print or log [bytes]. It is SIGSTKSZ, which two paths alone would fill.
+# The limit for the stack of each call in CALLS, including the functions that it calls, but not
+# those in SAYS, which print or log [bytes]. The limit is SIGSTKSZ. Two paths alone would fill it.
 CHAIN = 8192
 CALLS = (
     *("linkat", "name_to_handle_at", "posix_spawn", "statx"),
@@ -24,8 +24,8 @@ SAYS = {"monarch_warn", "monarch_log_slow"}
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[str, set[str]]]:
-    """Returns the frame sizes of all functions [bytes], and the functions that each function calls
-    or passes on."""
+    """Returns the frame sizes of all functions [bytes]. Also returns, for each function, the
+    functions that it calls or passes on as pointers."""
     place = tmp_path_factory.mktemp("stacks")
     objects = compile_all(place, [CSRC / name for name in PRELOAD], PRELOAD_COMPILED)
     frames: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""XXH3-64 against the reference library, over all its length classes, whole and in pieces."""
+"""Tests XXH3-64 against the reference library for all length classes, in one call and in pieces."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ void must(int holds, const char *what) {
     }
 }
 
-/* From here on, each such call of this thread waits until the listener has answered. Returns the
- * listener. */
+/* From now on, each call of this kind in this thread waits until the listener has answered. Returns
+ * the listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {

@@ -1,12 +1,12 @@
-/* Changes a POSIX lock while the library closes descriptors of its own again and again: those that
- * it opens to lock the file of a copy.
+/* Changes a POSIX lock while the library again and again closes descriptors of its own, which it
+ * opens to lock the source's file when a program locks a copy.
  *
  *   lock_crowd fcntl|lockf FILE OTHER
  *
  * A thread takes a lock of FILE with fcntl, or releases one with lockf. Before each fcntl system
- * call of this, at most MOST times, another thread locks and closes a new descriptor of OTHER.
- * Prints the result, whether this was done MOST times, and the result of the same call when nothing
- * is closed any more.
+ * call that this causes, another thread locks and closes a new descriptor of OTHER, at most MOST
+ * times in all. Prints the result of the first thread's call, whether the other thread did this
+ * MOST times, and the result of the same call when nothing is closed any more.
  */
 #include <errno.h>
 #include <fcntl.h>

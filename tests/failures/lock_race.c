@@ -1,12 +1,12 @@
-/* Changes a POSIX lock while the library closes a descriptor of the same file in another thread:
- * the descriptor that it opens to lock the file of a copy.
+/* Changes a POSIX lock while the library closes, in another thread, a descriptor of the same file.
+ * The library has opened this descriptor to lock the source's file when the program locks a copy.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
- * The program has two descriptors of FILE. One thread locks the second by flock, and is held before
- * the library's close, if there is one. Meanwhile another thread takes, releases or converts a
- * POSIX lock through the first descriptor, or gets the lock for which it has waited since before.
- * Prints whether there was a close, and which ranges a child finds locked.
+ * The program has two descriptors of FILE. One thread locks the second descriptor by flock, and is
+ * held before the library's close, if there is one. Meanwhile another thread takes, releases or
+ * converts a POSIX lock through the first descriptor, or gets a POSIX lock for which it was already
+ * waiting. Prints whether there was a close, and which ranges a child finds locked.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -38,7 +38,7 @@ static void changes(void) {
         change(F_SETLK, F_UNLCK, 0);
 }
 
-/* --- a lock that is waited for --------------------------------------------------------------- */
+/* --- a lock for which the program waits ------------------------------------------------------- */
 
 static int into_writer;
 
@@ -68,7 +68,8 @@ static void start_writer(char **argv) {
     must(read(out[0], &byte, 1) == 1, "the writer");
 }
 
-/* A waiting lock's line is "1: -> POSIX  ADVISORY  READ 1234 ..." */
+/* Returns whether a thread of this process waits for a lock. Such a lock has the line
+ * "1: -> POSIX  ADVISORY  READ 1234 ..." in /proc/locks. */
 static int is_waiting(void) {
     char line[256], mine[32];
     int found = 0;
@@ -101,7 +102,7 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* the descriptor is the source's from now on */
+    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* now the descriptor is one of the source's file */
     if (has_waited) {
         start_writer(argv);
         must(pthread_create(&waiter, NULL, waits, NULL) == 0, "pthread_create");
@@ -110,8 +111,8 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "lock") != 0) {
         change(F_SETLK, F_RDLCK, 0);
     }
-    /* The library opens a path and then the file, each at the lowest free number. Its second close
-     * of that number is the file's. */
+    /* The library opens a path and then the file, both on the lowest free number. So its second
+     * close of this number closes the file. */
     int lowest = dup(0);
     close(lowest);
     printf("%d\n", hold(SYS_close, lowest, 2, locks_second, has_waited ? is_granted : changes));

@@ -2,9 +2,9 @@
  *
  *   map_under_way WHAT FILE OTHER
  *
- * A thread maps FILE. Once it waits, or has mapped it, the main thread closes the descriptor, or
- * (WHAT is dup2) puts OTHER in its place. Prints on standard error whether mmap waited, and on
- * standard output the first mapped bytes as hexadecimal digits.
+ * A thread maps FILE. When this thread waits, or has mapped FILE, the main thread closes the
+ * descriptor or, if WHAT is dup2, puts OTHER on the descriptor's number. Prints on standard error
+ * whether mmap waited, and on standard output the first mapped bytes as hexadecimal digits.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static void *map(void *nothing) {
     return nothing;
 }
 
-/* Returns whether the thread sleeps in a futex call: the library's wait for a copy. */
+/* Returns whether the thread sleeps in a futex call, because the library waits for a copy. */
 static int waits(void) {
     char path[64];
     long number = -1;

@@ -1,5 +1,5 @@
-/* Functions of newer versions of libc, for systems whose libc lacks them. This library is loaded
- * behind Monarch's, as libc is, so Monarch does not see the calls inside these functions.
+/* Functions of newer versions of libc, for systems whose libc lacks them. Like libc, this library
+ * is loaded after Monarch's library, so Monarch does not see the calls inside these functions.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -2,9 +2,10 @@
  *
  *   offset_race read|readv FILE OTHER AT N
  *
- * A thread reads N bytes of FILE at the descriptor's offset. While it is held before its lseek, if
- * it makes one, another thread puts OTHER, whose offset is AT, on the number by dup2. Prints
- * whether there was an lseek, the offset of OTHER, how many bytes were read, and these bytes.
+ * A thread reads N bytes of FILE at the descriptor's offset. If this thread makes an lseek, it is
+ * held before the lseek. Meanwhile another thread puts OTHER, whose offset is AT, on the
+ * descriptor's number by dup2. Prints whether there was an lseek, the offset of OTHER, how many
+ * bytes were read, and these bytes.
  */
 #include <fcntl.h>
 #include <stdio.h>

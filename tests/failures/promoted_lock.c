@@ -1,11 +1,11 @@
-/* Locks a file through a descriptor while another thread promotes it to the copy.
+/* Locks a file through a descriptor while another thread promotes the descriptor.
  *
  *   promoted_lock flock|fcntl FILE
  *
- * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. A thread reads
- * by pread. While it is held before it puts the copy on the descriptor's number, if it does,
- * another thread takes a shared lock through the descriptor. Prints whether the reader was held,
- * and "locked" if another program finds that lock.
+ * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. Then a thread
+ * reads by pread. If this thread is about to put the copy on the descriptor's number, it is held
+ * before that. Meanwhile another thread takes a shared lock through the descriptor. Prints whether
+ * the reader was held, and "locked" if another program finds the lock.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -5,11 +5,11 @@
  *   run SOURCE SCRATCH SECONDS      prints as JSON how often each operation was done, and the
  *                                   number of errors; describes errors on standard error
  *
- * A thread that opens a file owns the descriptor's number until it puts it into a slot. All threads
- * read the numbers in the slots, and one of them closes each number in the end. An owner checks
- * that the number is exactly its file. A reader of a slot may be late: then the number is closed,
- * or any other file is open there. This may also be a copy that the library has open while it reads
- * for another thread, and of which a part may still be missing.
+ * A thread that opens a file owns the descriptor's number until it puts the number into a slot. All
+ * threads read from the numbers in the slots, and in the end one of them closes each number. An
+ * owner checks that its own file is open on the number. A reader of a slot may be late: then the
+ * number is closed, or any other file is open there. This other file may be an incomplete copy that
+ * the library has opened to read for another thread.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -50,9 +50,10 @@ static ino_t inode[FILES + SCRATCHES];
 static uint64_t done[deeds], wrong;
 static volatile int over;
 
-/* A descriptor's number that all threads read. `file` is the file that its owner opened there. */
+/* A descriptor's number from which all threads read. `file`: the file that the owner opened there.
+ */
 static struct slot {
-    pthread_mutex_t lock; /* held by a thread that replaces the number */
+    pthread_mutex_t lock; /* held by the thread that replaces the number */
     int fd, file;
 } slots[SLOTS];
 
@@ -78,7 +79,7 @@ static uint64_t below(uint64_t *rng, uint64_t n) {
     return (*rng >> 11) % n;
 }
 
-/* --- files: each word tells its file and its place ----------------------------------------------
+/* --- files: each word contains the number of its file and its own index --------------------------
  */
 
 static size_t size_of(unsigned k) {
@@ -146,7 +147,7 @@ static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, si
     return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
 }
 
-/* Checks that a descriptor that only this thread uses is file k, by its bytes and its inode. */
+/* Checks, by bytes and inode, that a descriptor that only this thread uses is one of file k. */
 static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -162,7 +163,8 @@ static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
                  (unsigned)st.st_nlink);
 }
 
-/* Reads a number that other threads may close or replace. Checks that all bytes are of one file. */
+/* Reads from a number that other threads may close or replace. Checks that all bytes are of one
+ * file. */
 static void read_slot(struct slot *s, uint64_t *rng) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -175,8 +177,8 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* If the number is now a pipe, the read fails with ESPIPE; beyond the end of another file, it
-     * returns 0. */
+    /* If a pipe is now open on the number, the read fails with ESPIPE. If it is another file, which
+     * ends before `at`, the read returns 0. */
     if ((r < 0 && errno != EBADF && errno != ESPIPE) ||
         (r > 0 && !is_of_one_file(words, (size_t)r, at)))
         is_wrong("a slot: %zd bytes at %zu of %d are not of one file (%s)\n", r, at, k,
@@ -210,8 +212,8 @@ static void leave(int fd, uint64_t *rng) {
     }
 }
 
-/* Opens a file, checks it while no other thread uses it, and puts it into the slot for all threads.
- * The slot's old number is closed, or becomes the new file by dup2. */
+/* Opens a file, checks it while no other thread uses its descriptor, and puts it into the slot for
+ * all threads. Either the slot's old number is closed, or dup2 puts the new file on it. */
 static void replace(struct slot *s, uint64_t *rng) {
     unsigned k = some_file(rng);
     int fd = open_file(k);

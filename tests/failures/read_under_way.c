@@ -1,14 +1,14 @@
-/* Uses a descriptor in the main thread while one read of it waits for another read, which waits for
- * a slow source.
+/* Uses a descriptor in the main thread while one read from it waits for another read, which waits
+ * for a slow source.
  *
  *   read_under_way WHAT FILE OTHER N
  *
  * A thread reads N bytes of FILE by a direct system call, which the library does not see. A second
- * thread reads the bytes behind them by read(2), and waits in the kernel for the first read. Then
- * the main thread does WHAT. Prints a line each: WHAT's result, OTHER's offset, the results of the
- * first and of the second read, and FILE's offset. Standard error gets how long WHAT took, and its
- * processor time [us]. Ends with status 75, without WHAT, if a read ended before it was seen to
- * wait.
+ * thread reads the following bytes by read(2), and waits in the kernel for the first read. Then the
+ * main thread does WHAT. Prints, one per line, the result of WHAT, the offset of OTHER, the results
+ * of the first and the second read, and the offset of FILE. Prints on standard error how long WHAT
+ * took and its processor time [us]. If a read ended before it was seen to wait, ends with status 75
+ * and does not do WHAT.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static int fd, other;
 static size_t length;
 static ssize_t got[2];
 static char *data[2];
-static volatile int threads[2], signals; /* the thread IDs, once the threads run */
+static volatile int threads[2], signals; /* threads: their IDs, once they run */
 static volatile int over[2];
 
 static void must(int holds, const char *what) {
@@ -55,8 +55,8 @@ static void *reads(void *nothing) {
     return nothing;
 }
 
-/* Waits until the thread is in an uninterruptible sleep (state D). The read may end without one: a
- * fill reads the same file, and then the bytes are in the page cache. */
+/* Waits until the thread is in an uninterruptible sleep (state D). The read may end without such a
+ * sleep, because a fill reads the same file, and the bytes may already be in the page cache. */
 static void await_sleep(int number) {
     char path[64], state[2] = "";
     while (!threads[number])

@@ -1,4 +1,4 @@
-/* Changes the process's root while another thread checks whether the source is visible in it.
+/* Changes the process's root while another thread checks whether the source is visible in the root.
  *
  *   root_race FILE ROOT NTH
  *

@@ -1,4 +1,4 @@
-"""Source files that change while they are copied: a copy is one version, never a mixture."""
+"""Source files that change while they are copied. A copy is of one version, never a mixture."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def rewrite_the_beginning(path: Path) -> None:
 
 
 def rewrite_with_the_old_time(path: Path) -> None:
-    """Overwrites the file, and keeps its size and modification time: only the change time shows
-    it."""
+    """Overwrites the file, and keeps its size and modification time. So only its change time shows
+    the change."""
     before = path.stat()
     rewrite(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def replace(path: Path) -> None:
-    """Writes the new version to another file, and renames this to the old name."""
+    """Writes the new version to another file, and renames this file to the old name."""
     fresh = path.with_name("fresh")
     fresh.write_bytes(random_bytes(SIZE, "other"))
     os.replace(fresh, path)
@@ -90,8 +90,8 @@ CHANGES = [
 ]
 
 
-# One change for each result: the same file, shorter; the same file, of the same size; no file. A
-# test below replaces a file by other files.
+# One change for each result: the file is shorter, the file has the same size, or there is no file
+# any more. A test below replaces a file by other files.
 SOME_CHANGES = [shrink, rewrite_with_the_old_time, replace_by_a_directory]
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     session.wait_scanned()
     for i, name in enumerate(list(files.digests)):
         files.add(name, 50_000 + 100 * (i % 3), version=1)
-    # Until the fill has opened the new file, its attributes may be old, by the time that
+    # Until the fill has opened the new file, programs may get the old attributes, for as long as
     # `revalidate` allows. The bytes must be the new ones.
     found = read_all(session, files.root)
     assert {name: answer["sha256"] for name, answer in found.items()} == files.digests
@@ -143,8 +143,8 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     assert session.totals()["hits"] == hits + 20
 
 
-# Writes version after version of a file: each replaces the file by a rename, or overwrites the last
-# one in place.
+# Writes version after version of a file. Each version replaces the file by a rename, or overwrites
+# the version before in place.
 WRITER = """
 import os, random, sys, time
 path, how, versions = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -203,8 +203,8 @@ print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
 def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A read that has begun gives the bytes of the file that was opened, even if the daemon learns
-    meanwhile that another file has the name, and this file is replaced too."""
+    """A read that has begun gives the bytes of the file that was opened. This holds even if the
+    daemon meanwhile learns that another file has the name, and this other file is replaced too."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
@@ -264,8 +264,8 @@ def test_a_file_that_was_written_all_the_time_is_its_last_version_in_the_end(
 def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A file that a program without the library has opened for writing gets no copy, even if it was
-    opened before the daemon started."""
+    """A file gets no copy while a program without the library has it open for writing, even if the
+    program opened it before the daemon started."""
     files = Files(tmp_path / "source").add_many(3, 5000)
     with files.path("f00001").open("r+b", buffering=0) as writer:
         session = session_factory(files.root).start()
@@ -279,8 +279,8 @@ def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
 
 
 def mapped(path: Path) -> Any:
-    """Maps the first page of the file, writable and shared. It does not use Python's mmap, which
-    would keep a descriptor that the daemon sees."""
+    """Maps the first page of the file, writable and shared. Python's mmap is not used, because it
+    would keep a descriptor open, and the daemon would see this descriptor."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -295,8 +295,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
     """A store into a mapped page that is already writable changes the bytes, but not the file's
-    times. So the daemon compares a file that was changed just before its fill once more before it
-    records the copy."""
+    times. So if a file was changed shortly before its fill, the daemon compares it with the copy
+    once more before it records the copy."""
     files = Files(mounts.tmpfs("source", 16 * MIB))
     path = files.add("mapped", 50_000)
     files.add("other", 50_000)
@@ -310,7 +310,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session = session_factory(files.root, tiers=[tier]).start()
 
     def is_found() -> bool:
-        """Returns whether the second look has found the store. If not, the copy is recorded."""
+        """Waits until the daemon has compared the file once more. Returns whether it has found the
+        store; otherwise it has recorded the copy."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -321,8 +322,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         return bool(session.status()["sources"][0]["bypass"] == found)
 
     def is_found_between_the_looks() -> bool:
-        """Makes a copy, and a store after it. Returns whether the second look has found the store;
-        on a busy machine the store may come after that look."""
+        """Lets the daemon make a copy, and then makes a store. Returns whether the daemon's second
+        comparison has found the store. On a busy machine, the store may come after it."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()
@@ -338,7 +339,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 def test_a_link_that_comes_and_goes_while_it_is_looked_at(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The daemon answers, and does not crash, if a link is removed while it looks at the link."""
+    """The daemon must answer, and not crash, if a link is removed while the daemon reads it."""
     path = Files(tmp_path / "source").add("a", 100)
     link = path.parent / "link"
     session = session_factory(path.parent).start()

@@ -1,5 +1,5 @@
 """If the daemon is killed or suspended at any moment, readers still get the right bytes. A daemon
-that starts afterwards serves them again, also readers that have run all the time."""
+that starts afterwards serves readers again, including those that have run all the time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.storage.tiers import tier_root
 
-# The library never waits for a daemon that is gone. The limit for reading a file only allows for a
-# busy machine [s].
+# The limit for reading a file [s]. The library never waits for a daemon that is gone, so the limit
+# is this long only because the machine may be busy.
 FILE_LIMIT_S = 15.0
 
 
@@ -35,7 +35,7 @@ def moment_before_scan_ends(session: Session) -> None:
 
 
 def moment_in_a_fill(session: Session) -> None:
-    """Waits for the middle of the large file's fill; the small files are complete too soon."""
+    """Waits for the middle of the large file's fill. The fills of small files end too soon."""
 
     def filling() -> bool:
         begun = any(path.stat().st_size > MIB for path in copies_of(session))
@@ -54,7 +54,7 @@ def copies_of(session: Session) -> list[Path]:
 
 @contextmanager
 def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[None]:
-    """Makes the source slow, so that the moment can be met, until the block ends."""
+    """Makes the source slow until the block ends, so that the test does not miss the moment."""
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
@@ -75,7 +75,7 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture
 def files(source: SlowSource) -> Files:
-    """Many small files and a large one, with their paths in the slow source."""
+    """Returns many small files and a large one, with their paths in the slow source."""
     made = Files(source.backing).add_many(40, 20_000)
     for i in range(20):
         made.add(f"d{i}/small", 500)
@@ -88,7 +88,7 @@ def files(source: SlowSource) -> Files:
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
 # Each moment with each kind of tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-# `moment_present` has only long cases here: a test of a descriptor below and test_many_daemons.py
+# `moment_present` is tried only with --long. A test of a descriptor below and test_many_daemons.py
 # also kill a daemon when all copies are present.
 WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
@@ -123,7 +123,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
             moment(session)
             debris = {path.name for path in copies_of(session)}
             session.kill()
-            if persistent and moment is not moment_present:  # some may be recorded already
+            if persistent and moment is not moment_present:  # some copies may be recorded already
                 debris -= {path.name for path in copies_in(session).values()}
             source.rate(0)
             source.latency(getattr=0)
@@ -247,8 +247,8 @@ step(os.fstat(fd).st_mode & 0o777, os.stat(sys.argv[1]).st_mode & 0o777)
 def test_a_change_through_a_descriptor_of_an_older_daemons_copy_shows_in_it(
     session_factory: Callable[..., Session], tmp_path: Path, is_replaced: bool
 ) -> None:
-    """A change of mode through a descriptor of an old daemon's copy shows in that descriptor and in
-    the source, whether the old daemon has only ended or a new one has made another copy."""
+    """A program changes a mode through a descriptor of an old daemon's copy. The new mode must show
+    in the descriptor and in the source, even if a new daemon has made another copy."""
     path = Files(tmp_path / "source").add("a", 1000)
     path.chmod(0o644)
     session = session_factory(path.parent).start()

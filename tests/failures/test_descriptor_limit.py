@@ -1,5 +1,5 @@
-"""A process that has no free descriptor when a daemon appears: its changes are still recorded, and
-its open files stay as they are. Also a daemon that has no free descriptor."""
+"""A process has no free descriptor when a daemon starts. Even so, the process's changes are
+recorded, and its open files stay as they are. Other tests: a daemon has no free descriptor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.ipc import word
 from monarch_py.native import JobKind, State
 
-# Uses all descriptors that the process may have. The tests append the changes that it then makes.
+# Uses all descriptors that the process may have. The tests append code that then makes changes.
 AT_THE_LIMIT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
@@ -107,8 +107,8 @@ step(os.read(r, 1).decode())
 def test_what_the_process_has_open_stays_its_own(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process without free descriptors keeps its locks, starts no threads, and no other process
-    keeps its files open."""
+    """A process without free descriptors keeps its locks and gets no threads from the library. No
+    other process keeps the process's files open."""
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + BESIDE, files.root) as process:
         process.wait()
@@ -120,7 +120,7 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        assert process.wait() == [""]  # the end of the pipe: no other process has it open
+        assert process.wait() == [""]  # the pipe has ended: no other process has it open
 
 
 THREADS = """
@@ -211,8 +211,8 @@ def wanted(session: Session) -> int:
 def test_a_command_waits_for_a_daemon_without_descriptors(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """`monarch warm` waits while the daemon has one free descriptor, which the command's requests
-    use. A fill needs two."""
+    """`monarch warm` waits while the daemon has only one free descriptor. This one suffices for the
+    command's requests, but a fill needs two."""
     session = session_factory(files.root, prefetch="none").start()
     session.wait_scanned()
     assert session.daemon is not None
@@ -235,7 +235,7 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
 
 
 class Site:
-    """A daemon in this process, whose loop the test runs turn by turn.
+    """A daemon in the test's process. The test runs the daemon's loop turn by turn.
 
     orders : the orders that the engine got, as (kind, entries, whether programs use them)
     """
@@ -265,7 +265,7 @@ class Site:
         self.turns_until(lambda: not self.filler.pending, "the last result")
 
     def wait_put_off(self, files: int) -> None:
-        """Takes turns until `files` files wait for another try and the engine is idle."""
+        """Runs turns until `files` files wait for another try and the engine is idle."""
         self.turns_until(
             lambda: self.filler.engine.idle and self.filler.pending == files and self.orders,
             "failures",
@@ -297,7 +297,7 @@ def site(
 
 @pytest.fixture
 def ids(site: Site, files: Files) -> Ids:
-    """The numbers of all files' catalog entries."""
+    """Returns the numbers of the catalog entries of all files."""
     catalog = site.daemon.shared.catalog
     return np.array([catalog.find(0, name) for name in files.digests], dtype=np.uint64)
 
@@ -314,8 +314,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """A fill that waits for descriptors is ordered again as what it was: ahead of its use, or for
-    programs that use the file."""
+    """A fill that waits for descriptors is ordered again in the way in which it was ordered before:
+    ahead, or for programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)

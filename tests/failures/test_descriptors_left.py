@@ -8,7 +8,7 @@ from pathlib import Path
 from support.files import Files
 from support.session import MIB, Session
 
-# A thread maps a file whose copy is being made; meanwhile another thread closes the descriptor.
+# A thread maps a file while its copy is being made. Meanwhile another thread closes the descriptor.
 MAP_AND_CLOSE = """
 import ctypes, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)

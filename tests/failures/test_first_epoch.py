@@ -1,5 +1,5 @@
-"""Something happens to the daemon, the tier or a reader while files are read and filled: every byte
-is right, and no read is short, fails or waits forever."""
+"""Something happens to the daemon, the tier or a reader while files are read and filled. Even so,
+every byte must be right, and no read may be short, fail or wait forever."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from monarch_py.storage.tiers import tier_root
 
 UNIT = 256 << 10
 FILES, SIZE = 8, 2 * MIB + 17
-# At this rate an epoch takes about a second [bytes/s]: long enough for a change in the middle, and
-# short enough for a test.
+# The rate of the source [bytes/s]. An epoch then takes about a second, which is long enough for a
+# change in the middle, and short enough for a test.
 RATE = 24e6
 # The longest time that a read may wait while the daemon shows no sign of life [s].
 LONGEST_S = 2.0
-# The longest time that a reader may take in all, also on a busy machine [s].
+# The longest time that a reader may take in total, even on a busy machine [s].
 LIMIT_S = 60.0
 Factory = Callable[..., Session]
 
@@ -55,7 +55,7 @@ def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]
 def reading(
     epoch_reader: Path, session: Session, source: SlowSource, files: dict[int, Path]
 ) -> Iterator[Callable[..., Reader]]:
-    """Returns a function: reading(ways) starts a reader of all files, with eight threads."""
+    """Yields a function: reading(ways) starts a reader, whose eight threads read all files."""
     with ExitStack() as stack:
 
         def start(ways: str) -> Reader:
@@ -73,7 +73,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # The readers' first units come at about the same time, because all readers share the rate.
+    # This may take a moment longer: the readers get their first units at about the same time,
+    # because they share the source's rate.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
@@ -118,8 +119,8 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 
 @pytest.mark.parametrize(
     "end",
-    # `Session.kill` is the first half of `kill_and_restart`, and `Session.stop` that of
-    # `stop_and_restart`. A daemon that ends in order leaves less behind than one that is killed.
+    # `Session.kill` is the first half of `kill_and_restart`, and `Session.stop` is the first half
+    # of `stop_and_restart`. A daemon that ends in order leaves less behind than a killed one.
     cases(ENDS, [kill_and_restart, stand_still]),
     ids=[end.__name__ for end in ENDS],
 )
@@ -151,8 +152,8 @@ def test_the_daemon_goes_in_the_middle(
 def test_the_daemon_stands_still_for_a_while(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """If the daemon is suspended for a while, readers read the source, and use the copies again
-    when it runs again."""
+    """While the daemon is suspended, readers read the source. When the daemon runs again, they use
+    the copies again."""
     source.rate(RATE)
     readers = [reading("read"), reading("pread")]
     wait_in_the_middle(source, session)
@@ -218,7 +219,7 @@ def test_the_tier_is_full_in_the_middle(
     told = session.status()["sources"][0]
     assert told["bypass"].get("no_room", 0) > 0
     assert told["present"] + sum(told["bypass"].values()) == FILES
-    # The files of the copies that were given up are removed.
+    # The daemon has removed the incomplete copies of fills that it gave up.
     copies = list((tier_root(small) / "c").iterdir())
     assert len(copies) == told["present"]
 
@@ -226,7 +227,7 @@ def test_the_tier_is_full_in_the_middle(
 def test_no_descriptor_is_free(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """If a reader has no free descriptor, copies cannot be opened, and it reads the source."""
+    """A reader without a free descriptor cannot open copies, so it must read the source."""
     source.rate(RATE * 4)
     for way in ("read,full", "pread,full", "readv,full"):
         session.forget()
@@ -237,8 +238,8 @@ def test_no_descriptor_is_free(
 def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
-    """More files can be read at once than the 256 for which there are slots for fills: all 300
-    reads begin before any fill can be complete."""
+    """Programs can read more files at once than there are slots for fills (256). All 300 reads of
+    this test begin before any fill can be complete."""
     size = 2 * UNIT + 8
     files = make_files(source.backing, 300, size)
     session = session_factory(source.mountpoint, shared_tpool_size=8, **IN_UNITS).start()
@@ -256,8 +257,8 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, reads: tuple[int, int]
 ) -> None:
-    """All reads succeed if readers wait for more units than the 256 demands for which there is
-    room; a read of several units makes several demands."""
+    """All reads succeed even if readers wait for more units than there is room for demands (256). A
+    read of several units makes several demands."""
     threads, chunk = reads
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)
@@ -319,8 +320,8 @@ def test_signals_arrive_during_waits(
     assert totals["fallbacks"] == 0
 
 
-# A signal handler that reads from the descriptor whose read it has interrupted; or, with a third
-# argument, one that jumps out of the read, after which later reads must still work.
+# A program whose signal handler interrupts a read. The handler reads from the same descriptor or,
+# with a third argument, jumps out of the read. Later reads must then still work.
 HANDLER = """
 #include <fcntl.h>
 #include <setjmp.h>
@@ -387,7 +388,7 @@ def test_a_handler_that_reads_or_never_returns(
     assert found[: len(known)] == known
     if not jumps:
         assert found[len(known) :] == known[1000:1100]
-    # The reads that were left in the middle do not disturb later readers.
+    # Later readers are not disturbed by the reads out of which the handler has jumped.
     source.rate(0)
     script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
     assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

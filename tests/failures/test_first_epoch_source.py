@@ -1,5 +1,5 @@
-"""Conditions of the source while its files are filled and read: errors, changed files, limits on
-bandwidth and operations. Also which pages a fill leaves in the page cache."""
+"""Tests of a source that gives errors, has changed files, or has limits on bandwidth or operations
+while its files are filled and read. Also of the pages that a fill leaves in the page cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
 SIZE = 4 * MIB + 17
-# The rate is so slow that a file is still being filled when the test asks for its state [bytes/s].
+# The rate of the source [bytes/s]. It is so low that a file is still being filled when the test
+# gets the file's state.
 RATE = 2e6
 Factory = Callable[..., Session]
 
@@ -44,8 +45,8 @@ def told(session: Session) -> dict[str, Any]:
 
 
 def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) -> None:
-    """Reads all files twice in new programs. Checks that they get the present content, whether or
-    not the files have copies."""
+    """Reads all files twice in new programs. Checks that the programs get the present content,
+    whether or not the files have copies."""
     for _ in range(2):
         with Reader(epoch_reader, session, "pread", MIB, 1, root, files) as reader:
             reader.end()
@@ -54,7 +55,7 @@ def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) ->
 
 # --- errors -------------------------------------------------------------------------------------
 
-# Reads until it has got five errors, reports them, and reads the rest when the source works again.
+# Reads until it has got five errors and reports these. Reads the rest when the source works again.
 THROUGH_ERRORS = """
 fd = os.open(sys.argv[1], 0)
 UNIT = 1 << 18
@@ -81,8 +82,8 @@ step(sha(data))
 def test_the_source_gives_errors_for_a_while(
     session_factory: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """A program that has read a part of a file gets the errors of the source, and the rest after
-    them. A read that fails does not move the descriptor's offset."""
+    """A program that has read a part of a file gets the errors of the source and, when there are no
+    more errors, the rest of the file. A read that fails does not move the descriptor's offset."""
     ways = ("read", "pread", "readv")
     files = make_files(source.backing, len(ways), SIZE)
     session = session_factory(source.mountpoint, **IN_UNITS).start()
@@ -121,8 +122,9 @@ def test_the_source_gives_errors_for_a_while(
 
 # --- changes ------------------------------------------------------------------------------------
 
-# Reads the beginning and, after the change, the rest: once with explicit offsets, and once at the
-# descriptor's offset. It does not use Python's file objects, which would ask for the file's size.
+# Reads the beginning of the file and, after the change, the rest: once with explicit offsets, and
+# once at the descriptor's offset. It uses no file object of Python, because a file object would get
+# the file's size.
 OVER_CHANGE = """
 fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
 UNIT = 1 << 18
@@ -147,7 +149,7 @@ TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
 
 
 def is_of(found: bytes, at: int, *versions: bytes) -> bool:
-    """Returns whether each byte is that of one of the versions at the same offset."""
+    """Returns whether each byte equals the byte of one of the versions at the same offset."""
     data = np.frombuffer(found, np.uint8)
     right = np.zeros(len(data), bool)
     for version in versions:
@@ -180,7 +182,7 @@ CHANGES = [
 ]
 
 
-# Each writer once, and each change once.
+# These cases have each writer once, and each change once.
 EACH = [
     ("the_library", "rewritten"),
     ("another_program", "truncated"),
@@ -217,7 +219,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         }
         assert got["first"] == got["too"] == old[:UNIT]
         for name in ("rest", "on"):
-            if who == "the_library":  # it records the change before the program's call returns
+            if who == "the_library":  # it records a change before the writer's call returns
                 assert got[name] == new[UNIT:], name
             else:
                 assert is_of(got[name], UNIT, old, new)
@@ -229,7 +231,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         return session.python(READ_ALL, source.mountpoint / "1") == digest(new) + "\n"
 
     # If a program writes slowly enough, the daemon may find the same attributes before and after it
-    # makes a copy. On a persistent tier, it looks again when the file is two seconds old.
+    # makes a copy, although the copy is a mixture. On a persistent tier, the daemon compares the
+    # file with the copy once more when the file is two seconds old.
     wait_until(is_new, timeout=8, what="the new content", every=0.2)
     session.wait_idle()
     assert is_new()
@@ -238,7 +241,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# On a persistent tier, the daemon always looks a second time.
+# On a persistent tier, the daemon always compares the file with the copy a second time.
 @pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
@@ -252,7 +255,7 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
         assert told(session)["filling"] == 1
         os.truncate(source.mountpoint / "1", 0)
         source.rate(0)
-        # Wait until the fill has ended, with or without a copy, and no other fill is wanted.
+        # Wait until the fill has ended, with or without a copy, and no program wants another fill.
         wait_until(lambda: not told(session)["filling"] + told(session)["wanted"], what="the end")
         new = content(1 << 20, SIZE)
         (source.mountpoint / "1").write_bytes(new)
@@ -267,7 +270,7 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     wait_until(is_new, timeout=8, what="the new content", every=0.2)
 
 
-# --- how much may be asked for ------------------------------------------------------------------
+# --- limits on requests to the source -----------------------------------------------------------
 
 
 def test_bandwidth_is_limited(
@@ -284,7 +287,7 @@ def test_bandwidth_is_limited(
         start, before = time.monotonic(), source.counts()["bytes_read"]
         wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # Each thread may have one read of 1 MiB under way that was allowed before.
+    # In addition, each thread may have a read of 1 MiB under way that was allowed before `start`.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 
@@ -325,7 +328,8 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
     with Steps(session, ASKS, source.mountpoint / one.name) as reader:
         (asked,) = reader.wait()
         assert asked < 2 * MIB
-        # Another file, wanted later, is complete. A fill of the first file would have begun by now.
+        # Another file, which a program wanted later, gets a complete copy. A fill of the first file
+        # would have begun by now.
         with Steps(session, ASKS, source.mountpoint / two.name) as other:
             other.wait()
             other.go()

@@ -1,4 +1,4 @@
-"""If there is no daemon to attach to, the library says so once and does nothing."""
+"""If there is no daemon to attach to, the library says so once, and does nothing else."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.watch import settle
 
 from monarch_py.native import ffi, lib
 
-# A job of many processes: a shell, a pipe, a shell in a shell, Python, and processes that Python
-# starts and forks.
+# A job of many processes: a shell, a pipe, a shell started by the shell, Python, and processes that
+# Python starts or forks.
 JOB = """
 cat "$1"/f00000 | sha256sum
 ls "$1" | wc -l
@@ -49,8 +49,8 @@ def run_job(
 
 
 def check_job(session: Session, files: Files, says: list[str], **env: str) -> None:
-    """Checks that the job ends as without the library, and that the library prints one line for
-    each text in `says`, which contains this text."""
+    """Checks that the job ends as without the library. Checks also that the library prints one line
+    for each text in `says`, and that the line contains the text."""
     plain, found = run_job(session, files, {}, preload=False), run_job(session, files, env)
     assert (found.returncode, found.stdout) == (7, plain.stdout)
     ours = [line for line in found.stderr.splitlines() if line.startswith("monarch: ")]
@@ -79,8 +79,8 @@ def test_a_configuration_that_is_missing_is_said_once(
 def test_our_own_command_says_itself_what_is_missing(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files
 ) -> None:
-    """For a shell script with the name of our command, `monarch`, the library prints no message:
-    the command itself says what is missing."""
+    """In a shell script that is named `monarch`, like Monarch's command, the library prints no
+    message, because the command itself says what is missing."""
     session = session_factory(files.root)
     script, other = tmp_path / "monarch", tmp_path / "other"
     for file in (script, other):
@@ -99,7 +99,7 @@ def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: 
 def test_after_a_daemon_was_stopped_nothing_is_said(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """After `monarch stop`, commands of a shell that still has the library print no message."""
+    """After `monarch stop`, the library prints no message in commands of a shell that has it."""
     session = session_factory(files.root)
     session.start().stop()
     assert session.paths.stopped.exists()
@@ -111,7 +111,7 @@ def test_after_a_daemon_was_stopped_nothing_is_said(
 def test_a_wrapper_that_becomes_the_job_does_not_say_it_twice(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process that loads the library twice, by `exec` at the end of a job script, says only once
+    """A process that loads the library twice, because a job script ends with `exec`, says only once
     that no daemon serves."""
     session = session_factory(files.root)
     done = session.run(["sh", "-c", f"exec env nice cat {files.path('f00000')} > /dev/null"])
@@ -202,8 +202,8 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
 def test_another_version_is_said_once(
     session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
-    """The library says once that the daemon has another version. `case` is the difference of the
-    version, and that of the segment's size [bytes], which may be smaller in an older version."""
+    """The library says once that the daemon has another version. `case` has the differences of the
+    version and of the segment's size [bytes]. An older version may have a smaller segment."""
     version, size = case
     session = session_factory(files.root).start()
     session.kill()

@@ -1,4 +1,5 @@
-"""If a symbolic link lies in the place of a copy, it is not followed: the source is read."""
+"""If there is a symbolic link in the place of a copy, programs do not follow the link, but read the
+source."""
 
 from __future__ import annotations
 

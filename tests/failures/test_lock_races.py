@@ -1,4 +1,4 @@
-"""POSIX locks, while the library closes a descriptor of its own of the same file."""
+"""Tests of POSIX locks while the library closes its own descriptor of the same file."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def lock_crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
     session_factory: Callable[..., Session], tmp_path: Path, lock_race: Path, change: str
 ) -> None:
-    """POSIX locks stay as the program made them while the library locks a copy in another thread
-    (see lock_race.c). Closing any descriptor of a file drops the process's locks on that file."""
+    """POSIX locks stay as the program made them, although another thread locks a copy and the
+    library then closes a descriptor (see lock_race.c). The kernel drops all locks that a process
+    has on a file when the process closes any descriptor of this file."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     session = session_factory(files.root).start()
@@ -64,8 +65,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
     tmp_path_factory: pytest.TempPathFactory,
     way: str,
 ) -> None:
-    """A lock that is taken during a promotion is on the source's file, where another program sees
-    it (see promoted_lock.c)."""
+    """A lock that is taken during a promotion must be on the source's file, so that other programs
+    find it (see promoted_lock.c)."""
     program = build(tmp_path_factory, "promoted_lock")
     files = Files(tmp_path / "source")
     files.add("a", 3 * MIB)
@@ -91,8 +92,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
 def test_a_lock_that_is_doubtful_every_time_is_refused(
     session_factory: Callable[..., Session], tmp_path: Path, lock_crowd: Path, call: str
 ) -> None:
-    """If the library cannot make sure in any try that a lock was kept, fcntl and lockf fail with
-    ENOLCK (see lock_crowd.c)."""
+    """The library tries several times to make sure that a lock was kept. If no try succeeds, fcntl
+    and lockf fail with ENOLCK (see lock_crowd.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     files.add("b", 1000)

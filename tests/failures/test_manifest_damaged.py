@@ -1,4 +1,4 @@
-"""If the manifest of a persistent tier, or a copy that it records, is lost or damaged, jobs still
+"""If the manifest of a persistent tier, or a copy recorded in it, is lost or damaged, jobs still
 read the right bytes."""
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def level(mount_point: Path, *, persistent: bool) -> Mapping[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[Path]:
-    """A tier with recorded copies of all files, which no daemon uses. Each test uses a copy of this
-    tier. Its manifest is valid there too, because it refers to copies by their names."""
+    """Yields a tier that has recorded copies of all files, and that no daemon uses. Each test uses
+    a duplicate of this tier. The manifest is valid in the duplicate too, because it refers to
+    copies by their names."""
     place = tmp_path_factory.mktemp("recorded")
     (place / "tier").mkdir()
     with Session(place, files.root, tiers=[level(place / "tier", persistent=True)]) as made:
@@ -56,8 +57,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator
 def session(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
 ) -> Session:
-    """A session without a daemon, with two tiers. The first is persistent and has recorded copies
-    of all files; the second is not persistent."""
+    """Returns a session without a daemon, with two tiers. The first tier is persistent and has
+    recorded copies of all files; the second is not persistent."""
     shutil.copytree(recorded, tmp_path / "first")
     (tmp_path / "second").mkdir()
     tiers = [
@@ -80,7 +81,7 @@ def garbage(path: Path) -> None:
 
 
 def garbage_inside(path: Path) -> None:
-    """Overwrites all pages but the first, so that the database can be opened but not read."""
+    """Overwrites all pages except the first one. So the database can be opened but not read."""
     data = bytearray(path.read_bytes())
     data[4096:] = random.Random(2).randbytes(len(data) - 4096)
     path.write_bytes(data)
@@ -111,8 +112,8 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Inverts an index page that a start does not read. The damage shows when the page is written,
-    or when all pages are checked, as after an unclean end."""
+    """Inverts an index page that a start does not read. The damage is found when the page is
+    written, or when all pages are checked, which happens after an unclean end."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:
@@ -143,7 +144,8 @@ def newer_version(path: Path) -> None:
 
 
 def wrong_sums(path: Path) -> None:
-    """Makes the recorded checksums wrong, and the manifest as after an unclean end."""
+    """Makes the recorded checksums wrong. Also marks the manifest as after an unclean end, so that
+    the next daemon checks the copies."""
     change(path, "UPDATE copies SET sum = sum + 1", "UPDATE meta SET value = 0 WHERE key = 'clean'")
 
 
@@ -163,7 +165,7 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
-# One damage for each way in which damage is found, and in which the tier is still used.
+# One damage for each way in which the daemon finds damage and then still uses the tier.
 EACH_WAY = [
     lost,
     garbage_inside,
@@ -250,8 +252,8 @@ def test_verify_says_what_to_do_and_clear_removes_it(session: Session) -> None:
 
 
 def test_a_newer_version_keeps_its_copies(session: Session, files: Files) -> None:
-    """A daemon does not change the copies and the manifest of a newer version, which may run again
-    later."""
+    """A daemon does not change the copies and the manifest of a newer version of Monarch, because
+    the newer version may run again later."""
     before = {path: path.read_bytes() for path in copies_in(session).values()}
     newer_version(manifest_of(session))
     session.start()
@@ -317,7 +319,7 @@ def a_directory_instead(copy: Path) -> None:
 
 
 def replaced(copy: Path) -> None:
-    """Replaces the copy by a file of the same size, as a tool that restores files might."""
+    """Replaces the copy by a file of the same size, as a tool that restores files may do."""
     copy.unlink()
     copy.write_bytes(bytes(SIZE))
     copy.chmod(0o644)
@@ -360,7 +362,8 @@ def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
         files.digests[name] for name in names
     ]
-    # The run has read these files, so most have copies again, and the daemon reports nothing more.
+    # The run has read these files, so most of them have copies again. The daemon must not report
+    # the damage again.
     done = session.monarch("start")
     try:
         assert (done.returncode, done.stderr) == (0, "")

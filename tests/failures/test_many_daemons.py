@@ -1,5 +1,5 @@
-"""A process that outlives many daemons: its changes are recorded with the daemon that serves now,
-and the process unmaps the segments of the others."""
+"""A process outlives many daemons. Its changes are recorded with the daemon that serves at the
+time, and it unmaps the segments of the earlier daemons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.watch import settle
 
 HERE = Path(__file__).parent
 MANY = 40  # more daemons than the library has numbers for sessions
-# At each step, rewrites the first bytes of the file that the test names, and stats another file.
+# At each step, rewrites the first bytes of the file that the test names, and calls stat on another.
 REWRITE = """
 root, word = sys.argv[1], step()
 while word:
@@ -71,7 +71,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
                 rewrite(process, name)
                 assert is_changed(daemon, files.path(name)), f"with daemon {n + 1}"
             sizes.append((size_bytes(process, "VmSize"), size_bytes(process, "VmRSS")))
-        # At most control, clients and catalog, of the newest daemon and of the one before it.
+        # The process has mapped at most three segments (control, clients and catalog) of the newest
+        # daemon, and three of the daemon before it.
         assert len(segments_of(process, session)) <= 6
         # The process began without a daemon, so the first session had nothing to unmap.
         assert not maps_null(process)
@@ -142,7 +143,8 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
     assert process.returncode == 0
 
 
-# Opens a copy and a listing of the directory, meets other daemons, and then uses both again.
+# Opens a copy and a listing of the directory. Then opens a file while each of several daemons
+# serves, one daemon after the other. Then uses the copy and the listing again.
 KEEP = """
 root = sys.argv[1]
 step()
@@ -200,8 +202,8 @@ def test_what_is_open_of_an_old_session_goes_on_until_it_is_closed(
         process.end()
 
 
-# The first thread has a copy open. Another thread has its own table of descriptors, in which it has
-# closed the copy, and this thread meets the daemons.
+# The first thread has a copy open. A second thread has its own table of descriptors, and has closed
+# the copy in this table. The second thread opens a file for writing while each daemon serves.
 APART = """
 root, CLONE_FILES = sys.argv[1], 0x400
 fd = os.open(root + "/f00003", os.O_RDONLY)

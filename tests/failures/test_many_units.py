@@ -1,4 +1,5 @@
-"""A file with more units than the map of a fill: reads are right while its copy is incomplete."""
+"""A file has more units than the map of a fill has bits. Reads of it must be right while its copy
+is incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from monarch_py.native import lib
 Factory = Callable[..., Session]
 BLOCK = 64 << 10
 UNITS = 65536
-# Reads marks in a sparse file by pread and by read, at offsets within the map's reach and beyond.
+# Reads marks in a sparse file by pread and by read, at offsets that the map covers and at others.
 PROGRAM = """
 import os, sys
 path, *places = sys.argv[1:]

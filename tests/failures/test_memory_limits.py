@@ -1,5 +1,5 @@
-"""A RAM tier in a memory cgroup takes only the memory that the cgroup has left. If it took more,
-the kernel would kill the job."""
+"""A RAM tier in a memory cgroup takes only the memory that the cgroup has left. If the tier took
+more, the kernel would kill the job."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_same_tier_without_a_cgroup_takes_everything(
 
 
 class Machine:
-    """A fake machine: files like those of /proc and of cgroup mounts."""
+    """A simulated machine: files like those in /proc and in mounts of cgroup file systems."""
 
     def __init__(self, root: Path, *, available: int = 100 * GIB) -> None:
         self.root = root
@@ -160,8 +160,8 @@ def test_no_limit_is_no_number(machine: Machine, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_in_a_container_the_mount_is_our_own_group(machine: Machine, version: str) -> None:
-    """In a container, the mount of the cgroup file system is the container's own group. /proc names
-    a path of the host, which does not exist below the mount."""
+    """In a container, the root of the mounted cgroup file system is the container's own group. The
+    path of the group in /proc is a path on the host, which does not exist below the mount."""
     if version == "v1":
         group_v1(machine.mount("cgroup", "v1", "ro,memory"), 2 * GIB, GIB)
         machine.member("5:memory:/docker/0123456789abcdef")

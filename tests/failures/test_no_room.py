@@ -1,5 +1,5 @@
-"""A process without address space for the segments of a daemon: its changes are still recorded, so
-that no process reads the old copies."""
+"""A process has too little address space for the segments of a daemon. Its changes are recorded
+even so, so that no process reads the old copies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.watch import assert_quiet, settle
 COUNT, SIZE = 20, 3000
 # Address space for a shell and the library, but not for a session's segments [bytes].
 LITTLE = 9_000_000
-# Limits its address space to what it uses, before a new daemon starts. Then makes the change that
-# the test names at each step.
+# Before a new daemon starts, the process limits its address space to what it already uses. Then it
+# makes at each step the change that the test names.
 CHANGE = """
 import resource
 root, word = sys.argv[1], step()
@@ -44,7 +44,7 @@ def first_bytes(session: Session, path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Files]:
-    """Two trees of old files, one for each test. The first tree also has two directories."""
+    """Returns two trees of old files, one for each test. The first also has two directories."""
     place = tmp_path_factory.mktemp("no_room")
     made = [Files(place / name).add_many(COUNT, SIZE) for name in ("first", "second")]
     for directory, text in (("d", b"first one"), ("d.new", b"second on")):

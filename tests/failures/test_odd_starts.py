@@ -1,4 +1,4 @@
-"""`monarch run` under unusual conditions: its command behaves as without `monarch run`."""
+"""Tests that under unusual conditions a command behaves as it does without `monarch run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.watch import open_by
 
-# The words of a shell that come before the command, by what they do.
+# Shell code that comes before the command, by the names of the conditions that it makes.
 ODD = {
     "umask 0777, no HOME": "umask 0777; unset HOME",
     "umask 0, hardly an environment": "umask 0; unset PATH LANG USER LOGNAME SHELL TERM",
@@ -27,7 +27,7 @@ ODD = {
 }
 
 
-# A selection that has each kind of unusual condition.
+# A selection of the conditions, with at least one of each kind.
 SOME_ODD = [
     "umask 0777, no HOME",
     "as nohup starts it, a HOME for nothing",
@@ -69,8 +69,8 @@ def test_it_is_as_without(
 def test_a_signal_while_modules_are_loaded(
     session_factory: Callable[..., Session], tree: Path, tmp_path: Path, module: str, number: int
 ) -> None:
-    """A signal that comes while modules are imported ends the command without a message. The test
-    replaces a module by one that sends the signal."""
+    """A signal that arrives while modules are imported ends the command without a message. The test
+    replaces a module by another module, which sends the signal."""
     session = session_factory(tree)
     (tmp_path / "trap").mkdir()
     text = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n"

@@ -1,5 +1,5 @@
-"""Promotion: a complete copy takes the place of its source file on an open descriptor, but not if
-the descriptor's offset is in use or the file is locked."""
+"""Tests of promotion: a complete copy takes the place of its source file on an open descriptor,
+unless the descriptor's offset is in use or the file is locked."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_a_descriptor_used_with_offsets_alone_moves_to_the_copy(
 def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
     session: Session, files: Files
 ) -> None:
-    """A child of vfork that closes all its descriptors before its exec does not prevent promotions
-    in its parent, although it runs in the parent's memory."""
+    """A child of vfork closes all its descriptors before its exec. This must not prevent promotions
+    in the parent, although the child runs in the parent's memory."""
     script = BY_OFFSETS.replace("step(before)", "subprocess.run(['true']); step(before)")
     with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
         program.wait()
@@ -136,7 +136,7 @@ def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files)
 # --- descriptors whose offset is in use ----------------------------------------------------------
 
 # Each way defines take(n), which reads at the descriptor's offset. The program reads the first
-# bytes and the rest by take, with a pread in between that could promote the descriptor.
+# bytes and the rest by take. In between it makes a pread, which could promote the descriptor.
 WAYS = {
     "read": "fd = os.open(path, 0)\ndef take(n): return os.read(fd, n)",
     "readv": """fd = os.open(path, 0)
@@ -226,8 +226,8 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One way for each code path in the library. Each other way is similar to one of these: readv to
-# read, fdopen in C to fopen, a child to a program that inherits the descriptor.
+# One way for each code path in the library. Each of the other ways takes the same path as one of
+# these: readv as read, fdopen in C as fopen, a child as a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",
@@ -255,8 +255,8 @@ def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: st
         program.end()
 
 
-# forkpty(3) forks inside libc, where the library does not see it. The child uses the descriptor,
-# whose offset it shares with its parent.
+# forkpty(3) forks inside libc, where the library does not see the fork. The child uses the
+# descriptor, and shares the descriptor's offset with its parent.
 FORKED_UNSEEN = """
 fd = os.open(sys.argv[1], 0)
 os.pread(fd, 1000, 0)
@@ -308,7 +308,7 @@ if where == "of_the_copy":
 found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
 """
-# By kind of lock: how a second process tries to take a lock that conflicts with it.
+# For each kind of lock: how a second process tries to take a lock that conflicts with this lock.
 OTHERS = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
@@ -326,7 +326,8 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# Each kind of lock, and each place with a POSIX lock, which any close of the file drops.
+# These cases have each kind of lock, and each place with a POSIX lock, because the kernel drops a
+# POSIX lock when the process closes any descriptor of the file.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
     ("posix", "the_same"),
@@ -343,8 +344,8 @@ SOME_LOCKS = [
 def test_a_lock_outlives_all_promotions_that_could_have_been(
     session: Session, files: Files, case: tuple[str, str]
 ) -> None:
-    """A lock is kept, and descriptors of its file are not promoted. The kernel drops POSIX locks at
-    a close, dup2 or dup3 of any descriptor of the file."""
+    """A lock is kept, and no descriptor of the locked file is promoted: a promotion would drop
+    POSIX locks, which the kernel drops at a close, dup2 or dup3 of any descriptor of the file."""
     kind, where = case
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
@@ -376,7 +377,7 @@ SETTINGS = {
 def test_what_was_set_on_a_description_stays(
     session_factory: Callable[..., Session], files: Files, kind: str
 ) -> None:
-    # The limit delays the copy until after the first read.
+    # The limit makes the fill so slow that the first read finds no complete copy.
     session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}, **IN_UNITS).start()
     session.wait_scanned()
     change, ask = SETTINGS[kind]
@@ -402,7 +403,7 @@ step(before, {ask})
 
 # --- a process that sees other files under the same names ----------------------------------------
 
-# usage: PLANTED SOURCE TIER FILE...   Below the root PLANTED/root, TIER has other files.
+# usage: PLANTED SOURCE TIER FILE...   If PLANTED/root is the root, TIER contains other files.
 MOVED = """
 import errno
 planted, source, tier, *paths = sys.argv[1:]
@@ -442,7 +443,7 @@ def test_a_descriptor_from_before_has_its_file(
     session: Session, files: Files, tmp_path: Path, move: str
 ) -> None:
     """A descriptor that was opened before a chroot or a mount still reads its own file, although
-    the copies' paths now lead to other files."""
+    the paths of the copies lead to other files after the chroot or the mount."""
     copies = tier_root(session.tiers[0]) / "c"
     planted = tmp_path / "planted"
     words = [planted, files.root, copies, *(files.path(name) for name in "abc")]

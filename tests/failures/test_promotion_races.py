@@ -1,5 +1,5 @@
-"""Another thread uses a descriptor while it is promoted, or while a copy serves a read of it. The
-descriptor has the right file and offset afterwards, and each read is of one file."""
+"""Another thread uses a descriptor while it is promoted, or while a copy serves a read from it.
+Afterwards, the descriptor must have the right file and offset. Each read must be of one file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def wait_present(session: Session) -> None:
     wait_until(lambda: session.status()["sources"][0]["present"] >= 1, what="the copy")
 
 
-# By name: what another thread does to the descriptor while a pread is about to promote it, and what
-# must hold when both threads are done.
+# For each case: what another thread does to the descriptor while a pread is about to promote the
+# descriptor, and what must hold when both threads are done.
 MEANWHILE = {
     "lseek": ("os.lseek(fd, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
     "read": ("first = os.read(fd, 1000)", "first + os.read(fd, 1000) == DATA[:2000]"),
@@ -84,8 +84,8 @@ step(bool({holds}))
 """
 
 
-# One for each code path in the library: a move of the offset, a read, a duplicate, a child, other
-# flags, and a number that another file gets.
+# One case for each code path in the library: a move of the offset, a read, a duplicate, a child,
+# other flags, and another file on the descriptor's number.
 SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it", "vfork"]
 
 
@@ -94,7 +94,8 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
     """A change of a descriptor during its promotion is not lost. A slow getattr of the source
-    delays the promotion between its last check of the descriptor and the replacement."""
+    delays the promotion after its last check of the descriptor, before the descriptor is replaced.
+    """
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
@@ -160,7 +161,8 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# How the other file is opened, its offset, and the results besides its bytes that a read may have.
+# For each case: how the other file is opened, the other file's offset, and the results that a read
+# may have besides bytes of the other file.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -168,7 +170,7 @@ PUT_THERE = {
 }
 
 
-# Each call, and each file, once.
+# EACH_SWAP has each call once, and each case of PUT_THERE at least once.
 SWAPS = [(call, other) for call in READS for other in PUT_THERE]
 EACH_SWAP = [
     ("pread", "at_its_start"),
@@ -185,8 +187,9 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     tmp_path: Path,
     case: tuple[str, str],
 ) -> None:
-    """A read gives bytes of one file, even if another file is put on its number. The copy has only
-    the beginning and the daemon is suspended, so the rest would be read from the source."""
+    """A read gives bytes of only one file, even if another file is put on the descriptor's number
+    during the read. The copy has only the beginning of the file and the daemon is suspended, so the
+    library has to read the rest from the source."""
     call, other = case
     behind = Files(source.backing)
     behind.add("a", SIZE)
@@ -210,7 +213,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
         length, is_first, is_other, offset = program.wait()
         program.end()
     assert is_first or is_other
-    # A read of the first file leaves the other one's offset alone.
+    # A read of the first file must not move the offset of the other file.
     assert offset == at + (length if is_other and not is_first and "pread" not in call else 0)
 
 
@@ -234,8 +237,8 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     call: str,
     preload: bool,
 ) -> None:
-    """If another file is put on the number during a read, the offset that moves is that of the file
-    that is read (see offset_race.c)."""
+    """If another file is put on the descriptor's number during a read, the read moves the offset of
+    the file whose bytes it gives (see offset_race.c)."""
     files = Files(tmp_path / "source")
     files.add("a", SIZE)
     other = tmp_path / "other"
@@ -269,8 +272,8 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
 def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
-    """Runs the program `name`.c: it opens a file and is told when the file has a copy. Checks that
-    it reports one held call, and 0 for the error that it looks for."""
+    """Runs the program `name`.c. The program opens a file, and gets a line when the file has a
+    copy. Checks that it reports one held call, and 0 for the error that it tests for."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -297,8 +300,8 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close that waits for the promotion of its descriptor leaves the processor to the promoting
-    thread, even if that thread has a lower real-time priority (see priority_race.c)."""
+    """A close that waits for the promotion of the descriptor leaves the processor to the promoting
+    thread, even if the promoting thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 
@@ -308,8 +311,8 @@ def test_who_waits_leaves_the_processor_to_who_is_waited_for(
 def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A file that is opened on a number while a read notices that the number's old file was closed
-    is tracked, and promoted later (see untrack_race.c)."""
+    """While a read notices that the old file on a number was closed, another file is opened on the
+    number. The library must track this file and promote it later (see untrack_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -342,6 +345,6 @@ def test_a_file_that_comes_to_the_number_meanwhile_is_known(
 def test_the_child_of_a_fork_has_the_programs_descriptors_alone(
     session_factory: Callable[..., Session], tmp_path: Path, call: str
 ) -> None:
-    """A child that is forked during a read inherits no descriptor of the library's own (see
+    """A child that is forked during a read inherits none of the library's own descriptors (see
     fork_race.c)."""
     check_race(session_factory, tmp_path, "fork_race", call)

@@ -1,7 +1,7 @@
 """Descriptors are promoted while other threads open and close descriptors on the same numbers.
 
-MONARCH_STRESS_SECONDS: how long the test runs [s], by default 2, or 4 with --long. Before a
-release:
+MONARCH_STRESS_SECONDS: how long the test runs [s]. The default is 2 s, or 4 s with --long. Before a
+release, run:
 
     MONARCH_STRESS_SECONDS=60 pytest tests/failures/test_promotion_stress.py -s
 """

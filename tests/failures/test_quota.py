@@ -1,5 +1,5 @@
-"""A tier never takes more than its quota, not even for a moment. Copies, their directory and the
-manifest count."""
+"""A tier never takes more than its quota, not even for a moment. The copies, their directory and
+the manifest all count towards the quota."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_many_fills_at_a_time_stay_below_it(
 def test_tiny_and_empty_files_count_what_the_manifest_takes_for_them(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """For tiny and empty files, the rows of the manifest and the directory of copies count towards
-    the quota; they take more than the files' content."""
+    """The rows of the manifest and the directory of copies count towards the quota. For tiny and
+    empty files, they take more room than the files' content."""
     files = Files(tmp_path / "source").add_many(sized(1000, 3000), 0, prefix="empty")
     files.add_many(sized(500, 1500), 1, prefix="tiny").wait_until_old()
     quota = sized(2 * MIB // 3, 2 * MIB)
@@ -78,7 +78,7 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
     with QuotaWatch(session.tiers[0]) as watch:
         found = settle(session)
     assert watch.most_bytes <= quota
-    # If only the files' sizes counted, 255 would fit.
+    # If only the sizes of the files counted, 255 files would fit.
     assert 100 < found["present"] <= 128
     status = session.status()
     said, present = status["tiers"][0], status["sources"][0]["present"]

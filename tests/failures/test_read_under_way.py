@@ -1,6 +1,6 @@
-"""A read that waits in the kernel for another thread's read of the same open file, on a slow
-source: calls of other threads on the descriptor return at once, and the reads give what they give
-without the library (see read_under_way.c). Also a mapping that waits for a copy (see
+"""On a slow source, a read waits in the kernel for another thread's read of the same open file.
+Calls of other threads on the descriptor must return at once, and the reads must give what they give
+without the library (see read_under_way.c). Another test: a mapping waits for a copy (see
 map_under_way.c)."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from support.session import IN_UNITS, MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
-# The size of the kernel's requests to the source, and the time that each of them takes [bytes, s].
+# REQUEST: the size of the kernel's requests to the source [bytes]. LATENCY_S: the time that each of
+# these requests takes [s].
 REQUEST, LATENCY_S = 128 << 10, 0.5
 FIRST = 4 * REQUEST
 # A call must take less than this [us]. A call that waits for the reads takes 1.5 s or more.
@@ -67,8 +68,8 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
-    """A session in which a mapping waits for the copy of its file, for one or two seconds. The
-    fixture lowers the latency that `session` has set, and restores it afterwards."""
+    """Yields a session in which an mmap waits for the copy of its file, for one or two seconds. The
+    fixture lowers the latency that `session` has set, and restores the latency afterwards."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
         source.latency(read=LATENCY_S / 4)
@@ -102,7 +103,7 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-# `close` has only a long case: dup2 closes the number as well, and then puts the other file there.
+# `close` is tried only with --long: dup2 also closes the number, and puts the other file on it.
 @pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str

@@ -1,4 +1,4 @@
-"""The next session serves the copies of a persistent tier at once, but never one that is wrong."""
+"""The next session serves the copies of a persistent tier at once, but never a wrong copy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ COUNT = 24
 def sources(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[tuple[SlowSource, list[Files]]]:
-    """A slow source that counts operations, and trees of old files behind it: one that no test
-    changes, and others for the tests that change theirs."""
+    """Yields a slow source that counts operations, and trees of old files behind it. No test
+    changes the first tree. Each test that changes files has one of the other trees."""
     place = tmp_path_factory.mktemp("restart")
     backing, mountpoint = place / "backing", place / "mount"
     mountpoint.mkdir()
@@ -53,7 +53,7 @@ def seen_by_programs(source: SlowSource, behind: Files) -> Files:
 
 @pytest.fixture
 def files(sources: tuple[SlowSource, list[Files]]) -> Files:
-    """A tree of old files, which the test must not change."""
+    """Returns a tree of old files, which the test must not change."""
     return seen_by_programs(sources[0], sources[1][0])
 
 
@@ -61,7 +61,7 @@ def files(sources: tuple[SlowSource, list[Files]]) -> Files:
 def recorded(
     tmp_path_factory: pytest.TempPathFactory, sources: tuple[SlowSource, list[Files]]
 ) -> Iterator[Path]:
-    """A tier with recorded copies of all of `files`, which no daemon uses."""
+    """Yields a tier that has recorded copies of all files in `files`, and that no daemon uses."""
     place = tmp_path_factory.mktemp("recorded")
     (place / "tier").mkdir()
     tier = {"mount_point": place / "tier", "max_storage_quota": 32 * MIB, "persistent": True}
@@ -78,15 +78,16 @@ def recorded(
 def stopped(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, recorded: Path
 ) -> Session:
-    """A session that has recorded copies of all files and has ended in order. Its tier is a copy of
-    `recorded`. The manifest is valid there too, because it refers to copies by their names."""
+    """Returns a session that has recorded copies of all files and has ended in order. Its tier is a
+    duplicate of `recorded`. The manifest is valid in the duplicate too, because it refers to copies
+    by their names."""
     shutil.copytree(recorded, tmp_path / "tier")
     return make(session_factory, tmp_path, files)
 
 
 @pytest.fixture
 def session(stopped: Session) -> Session:
-    """A session that has recorded copies of all files, and whose daemon runs."""
+    """Returns a session that has recorded copies of all files, and whose daemon runs."""
     restart(stopped)
     assert stopped.status()["sources"][0]["present"] == COUNT
     return stopped
@@ -152,8 +153,8 @@ READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 def test_an_older_copy_of_the_same_file_does_not_hide_the_newer(
     session: Session, files: Files, how: str
 ) -> None:
-    """If the manifest has an older and a newer copy of a file, the newer one is served and the
-    older one is removed. A daemon leaves both if it copies a changed file, and ends before it has
+    """If the manifest has an older and a newer copy of a file, the newer copy is served and the
+    older one is removed. Both exist if a daemon has copied a changed file, and has ended before it
     removed the old copy."""
     stop_or_kill(session, how)
     path, newer = next(iter(copies_in(session).items()))
@@ -222,7 +223,7 @@ def damage_end(copy: Path) -> None:
 
 
 def damage_hole(copy: Path) -> None:
-    """Replaces the content by a hole, as a power cut may leave a file that was never synced."""
+    """Replaces the content by a hole, as may happen in a power cut if the file was never synced."""
     copy.chmod(0o600)
     os.truncate(copy, 0)
     os.truncate(copy, 30_000)
@@ -260,8 +261,8 @@ def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Fi
 def test_what_a_short_session_did_not_come_to_is_not_trusted_after_it(
     session: Session, files: Files, source: SlowSource
 ) -> None:
-    """Copies that a kill has damaged are not served, even if another session has run in between,
-    which ended in order before its scan was complete."""
+    """Copies that a kill has damaged are not served, even if another session has run since the
+    kill. This session has ended in order, but before its scan was complete."""
     copies = copies_in(session)
     session.kill()
     for name in list(files.digests)[:3]:
@@ -317,7 +318,7 @@ def test_a_start_that_fails_leaves_a_clean_tier_clean(stopped: Session) -> None:
 
 def test_a_start_that_is_ended_leaves_a_clean_tier_clean(stopped: Session) -> None:
     """If a start is ended by SIGTERM at any moment, a clean tier stays clean. The test tries
-    several moments, relative to how long a start takes on this machine."""
+    several moments, which depend on how long a start takes on this machine."""
     session = stopped
     began = time.monotonic()
     session.start()
@@ -411,7 +412,7 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
     assert settle(session) == {"present": 10}
     session.kill()
     recorded = len(copies_in(session))
-    # Each file is opened by the program and by the fill, and once more before it is recorded.
+    # The program and the fill open each file. Before a copy is recorded, its file is opened again.
     assert source.counts()["open"] >= 2 * 10 + recorded
     restart(session)
     assert session.status()["sources"][0]["present"] == recorded

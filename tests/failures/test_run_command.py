@@ -171,7 +171,7 @@ def test_signals_of_a_batch_system_reach_the_command(session: Session, name: str
 
 def test_ctrl_c_is_the_commands(session: Session) -> None:
     """The terminal sends SIGINT to `monarch run` and to its command. `monarch run` waits for the
-    command and ends with its status."""
+    command and ends with the command's status."""
     script = TRAPPER.replace("SIGHUP", "SIGINT")
     with subprocess.Popen(
         session.command("run", "-q", "--", sys.executable, "-c", script),
@@ -361,7 +361,7 @@ def test_runs_at_the_same_time_share_a_daemon_and_the_last_one_ends_it(
 
 @contextmanager
 def running(session: Session) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs `monarch run` of a command that ends at the end of the block, or when it is killed."""
+    """Runs `monarch run` with a command that ends at the end of the block or when it is killed."""
     script = "echo here; cat"
     with subprocess.Popen(
         session.command("run", "-q", "--", "sh", "-c", script),
@@ -418,8 +418,8 @@ def test_start_keeps_a_runs_daemon(session: Session) -> None:
 
 
 def test_stop_waits_for_no_parent(session: Session) -> None:
-    """`monarch stop` does not wait until the daemon's parent has reaped the daemon. The first
-    process of many containers does that late, or never."""
+    """`monarch stop` does not wait until the daemon's parent has reaped the daemon. In many
+    containers, the parent is the first process, which reaps it late or never."""
     session.start()
     done = session.monarch("stop", timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
@@ -428,7 +428,7 @@ def test_stop_waits_for_no_parent(session: Session) -> None:
 
 
 def test_what_is_ignored_stays_ignored(session: Session) -> None:
-    """A signal that `monarch run` ignores, as under nohup, is also ignored by its command."""
+    """If `monarch run` ignores a signal, as it does under nohup, its command also ignores it."""
     show = "import sys; print(open('/proc/self/status').read())"
     done = subprocess.run(
         ["nohup", *session.command("run", "-q", "--", sys.executable, "-c", show)],

@@ -1,7 +1,7 @@
-"""A daemon whose `monarch run` was killed serves the programs that are left, and then ends by
+"""A daemon whose `monarch run` was killed still serves the programs that are left, and then ends by
 itself.
 
-Without --long, unused daemons end sooner here than in the package.
+Without --long, the tests set a shorter limit after which an unused daemon ends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from support.session import Session, wait_until
 from monarch_py.daemon.orphan import LOOK_S, UNUSED_S
 from monarch_py.storage.tiers import tier_root
 
-# Reads a file of the source under the library, in a session of its own, and runs until its input
-# ends.
+# Reads a file of the source under the library, in a process session of its own (setsid), and runs
+# until its input ends.
 READER = """
 import os, sys
 os.setsid()
@@ -54,8 +54,8 @@ def files(tmp_path: Path) -> Files:
 
 @contextmanager
 def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts `monarch run` of a command, and kills it when the command has printed "here". The
-    command's input stays open until the end of the block, so the command runs that long."""
+    """Starts `monarch run` with a command, and kills `monarch run` when the command has printed
+    "here". The command runs until the end of the block, because its input stays open so long."""
     with subprocess.Popen(
         run_of(session, *command),
         env=session.env(preload=False),
@@ -85,7 +85,7 @@ def is_gone(session: Session) -> bool:
 def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], files: Files) -> None:
     plain, left, taken, shared = (session_factory(files.root) for _ in range(4))
     reader = (sys.executable, "-I", "-S", "-c", READER, str(files.path("f00001")))
-    # The command ends when its `monarch run` does, and leaves the reader behind.
+    # The command ends when its `monarch run` ends, and leaves the reader behind.
     script = 'exec 3<&0; "$@" <&3 & while kill -0 $PPID 2>/dev/null; do sleep 0.1; done'
     with ExitStack() as stack:
         # Neither the shell nor cat opens a file of the source.
@@ -115,8 +115,8 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
 
 
 def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
-    """The next `monarch run` is served by the same daemon, which still serves the command of the
-    killed run."""
+    """The daemon of a killed run still serves the command of this run. The next `monarch run` is
+    served by the same daemon."""
     session = session_factory(files.root)
     with killed(session, "sh", "-c", "echo here; exec cat"):
         pid = session.status()["pid"]

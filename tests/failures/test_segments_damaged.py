@@ -1,5 +1,5 @@
-"""If a session's segments are damaged, clients do not use them, and the next daemon starts in spite
-of them."""
+"""If a session's segments are damaged, clients do not use them, and the next daemon can still
+start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def abandoned(session_factory: Callable[..., Session], files: Files) -> Session:
-    """A session whose daemon was killed: only clients use its segments."""
+    """Returns a session whose daemon was killed, so that only clients use the segments."""
     session = session_factory(files.root).start()
     settle(session)
     check_all(session, files)
@@ -67,7 +67,7 @@ def control_counts(session: Session) -> None:
 
 
 def control_lengths(session: Session) -> None:
-    """Sets the length of a tier's path to more than the buffer in which copies' paths are made."""
+    """Makes the length of a tier's path larger than the buffer for the paths of copies."""
     at = ffi.offsetof("struct monarch_control", "tier")
     at += ffi.offsetof("struct monarch_tier", "path_len")
     put(session.paths.control, at, b"\xff\xff\xff\x7f")
@@ -125,7 +125,7 @@ def catalog_zeros(session: Session) -> None:
 
 
 def catalog_offsets(session: Session) -> None:
-    """Overwrites the catalog's header behind its magic number and its size."""
+    """Overwrites the catalog's header except for the magic number and the size at its start."""
     at = ffi.offsetof("struct monarch_catalog", "capacity")
     put(catalog_of(session), at, os.urandom(ffi.sizeof("struct monarch_catalog") - at))
 
@@ -176,8 +176,8 @@ EACH_CHECK = [
 
 @pytest.mark.parametrize("kind", ["control", "clients", "catalog", "directory"])
 def test_damaged_segments_harm_nobody(abandoned: Session, files: Files, kind: str) -> None:
-    """If segments are damaged, programs still read the right bytes, and the next daemon serves
-    them. The test then kills this daemon, and applies the next damage to its segments."""
+    """If segments are damaged, programs still read the right bytes, and the next daemon serves the
+    programs. The test then kills this daemon, and applies the next damage to its segments."""
     plain = abandoned.run([*READ_ALL, str(files.root)], preload=False)
     damages = [damage for damage in sized(EACH_CHECK, DAMAGES) if damage.__name__.startswith(kind)]
     assert damages
@@ -198,7 +198,7 @@ def test_a_daemon_whose_clients_were_zeroed_ends(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
     """A daemon ends in order even if its clients segment was overwritten with zeros. This segment
-    counts the sleeping threads, which the daemon wakes at its end."""
+    has the count of sleeping threads, which the daemon has to wake when it ends."""
     session = session_factory(files.root).start()
     session.wait_scanned()
     check_all(session, files)

@@ -1,6 +1,6 @@
 """If the session's directory or a part of it is removed while a daemon serves, the daemon ends, and
-no program reads old copies. This happens if a batch system's epilogue empties shared memory, or by
-RemoveIPC at the user's logout.
+no program reads old copies. Such a removal happens if the epilogue of a batch system empties shared
+memory, or if systemd does so when the user logs out (RemoveIPC).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.watch import settle
 
 from monarch_py.storage.tiers import tier_root
 
-# An idle daemon checks its session once a second; this is the limit for its end [s].
+# The limit for the daemon's end [s]. An idle daemon checks its session once a second.
 NOTICED_S = 5.0
 # Opens the file again at each step, and reports the descriptor's path and the first bytes.
 REOPEN = """
@@ -55,7 +55,7 @@ def test_the_whole_directory(session_factory: Callable[..., Session], files: Fil
         shutil.rmtree(session.paths.path)
         session.python(WRITE, path)
         wait_until(lambda: not daemon.is_running(), timeout=NOTICED_S, what="the daemon's end")
-        # The log had been removed as well, so this is a new one.
+        # The log was removed too, so the daemon has made a new one.
         assert_said(session.paths.log.read_text(), session.paths.control)
         process.go()
         opened, content = process.wait()
@@ -82,7 +82,7 @@ def replace(path: Path) -> None:
 PARTS = ["clients", "catalog", "socket", "control replaced"]
 
 
-# A file that was removed, and one that was replaced.
+# The short cases are one file that is removed, and one that is replaced.
 @pytest.mark.parametrize("part", cases(PARTS, ["catalog", "control replaced"]))
 def test_a_part_of_it(session_factory: Callable[..., Session], files: Files, part: str) -> None:
     session = session_factory(files.root).start()

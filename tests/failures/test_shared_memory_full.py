@@ -1,4 +1,5 @@
-"""Shared memory that is too small or becomes full, as in a container, where /dev/shm has 64 MiB."""
+"""Tests of shared memory that is too small or becomes full. In a container, /dev/shm often has only
+64 MiB."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from monarch_py.ipc.session import least_shm_bytes
 from monarch_py.native import ffi
 
 SMALL = 4 * MIB
-FOLDERS = sized(40, 100)  # of a thousand files each
+FOLDERS = sized(40, 100)  # number of folders, each with a thousand files
 SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
 # Room for these segments, and for the catalog of some thousand files [bytes].
 ENOUGH_FOR_A_FEW = sum(map(ffi.sizeof, SEGMENTS)) + 7 * MIB // 4
@@ -70,7 +71,7 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
 
 @pytest.fixture
 def many(mounts: Mounts) -> Files:
-    """Far more files than the catalog has room for; `Files` knows 30 of each 1000."""
+    """Makes far more files than fit into the catalog. `Files` has 30 of each 1000 files."""
     files = Files(mounts.tmpfs("source", 512 * MIB))
     for i in range(FOLDERS):
         folder = files.root / f"d{i:03d}"
@@ -107,8 +108,8 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
 def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
     session_factory: Callable[..., Session], mounts: Mounts
 ) -> None:
-    """A tier in the shared memory of the catalog leaves the catalog room to grow: copies are made
-    during the scan, and would otherwise take all the room before its end."""
+    """A tier in the same file system as the catalog leaves room for the catalog to grow. Otherwise
+    the copies made during the scan would take all the room before the scan has ended."""
     source, shm = mounts.tmpfs("source", 256 * MIB), mounts.tmpfs("shm", 26 * MIB)
     for name in (f"{i:05d}" for i in range(30_000)):
         with (source / name).open("wb", buffering=0) as file:
@@ -128,8 +129,8 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
 def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """If the catalog cannot grow, the daemon goes on, although copies come and go. Each new copy
-    takes a place in an index, and such places become free only in a larger catalog."""
+    """If the catalog cannot grow, the daemon continues, although copies come and go. Each new copy
+    takes a place in an index of the catalog, and only a move to a larger catalog frees places."""
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
@@ -155,8 +156,8 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
 def test_a_client_on_a_full_shm_is_not_disturbed(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """Clients can write to all of their segment even if shared memory is full. A write to a page
-    that was not allocated before would kill the client."""
+    """Clients can write to every page of their segment even if shared memory is full, because all
+    pages were allocated before. A write to any other page would kill the client."""
     files = Files(tmp_path / "source").add_many(200, 3000)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()

@@ -1,5 +1,5 @@
-"""A source for which closing a file is slow. A promotion closes the source's file. Only the
-promoting thread waits for this close, and a thread that locks the same file."""
+"""On this source, closing a file is slow. A promotion closes the source's file. Only two threads
+wait for this close: the promoting thread, and a thread that locks the same file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE, FLUSH_S = MIB + 17, 4.0
-# usage: A B   A thread reads A once A has a copy. Meanwhile the main thread locks B, forks, uses
-# and closes the descriptor of A, and locks A by another descriptor. It reports how long each call
-# took.
+# usage: A B   A thread reads A when A has a copy. Meanwhile the main thread locks B, forks, uses
+# and closes the descriptor of A, and locks A through another descriptor. The program reports how
+# long each call took.
 PROGRAM = """
 a, b = (os.open(path, os.O_RDONLY) for path in sys.argv[1:3])
 again = os.open(sys.argv[1], os.O_RDONLY)
@@ -78,7 +78,8 @@ def test_nobody_waits_for_the_close_of_a_file_that_a_copy_has_replaced(
         assert got == digest(files.root.joinpath("a").read_bytes()[:10])
         assert max(waits) < FLUSH_S / 3, waits
         assert read > FLUSH_S * 0.9
-        # The kernel drops the process's locks on the file at that close, so a new lock must wait.
+        # At the slow close, the kernel drops the process's locks on the file. So a new lock has to
+        # wait for this close.
         assert lock > FLUSH_S / 3
         source.latency(fsync=0)
         program.go()

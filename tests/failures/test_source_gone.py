@@ -50,7 +50,8 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
         here = session.run(look, preload=False).returncode
         wait_until(partial(_ends, session, look, here), what=f"what {name} is")
         same_without(session, look)
-    # Three files were in the catalog and could not be filled: a/f1, a/b/f2, and a/b/f1 by its link.
+    # Three files were in the catalog and could not be filled: a/f1, a/b/f2, and a/b/f1, which was
+    # opened through a link.
     wait_until(
         lambda: session.status()["sources"][0]["bypass"] == {"changed": 3}, what="the lost files"
     )
@@ -89,7 +90,7 @@ def test_errors_of_the_source_are_the_programs_own(
     found = settle(session)
     assert found["present"] + found.get("failed", 0) == 20
     check_all(session, files)
-    # A process that has used the source before reads the copies while the source fails.
+    # While the source fails, a process that has used the source before still reads the copies.
     left = Files(files.root)
     left.digests = dict(list(files.digests.items())[3:])
     with Loop(session, left, tmp_path) as loop:
@@ -202,7 +203,8 @@ def test_another_user_gets_no_file_that_is_not_theirs_from_our_copies(
     assert runs[0].stderr.count("\n") == 1
     assert "no daemon serves" in runs[0].stderr
     assert "EACCES" in runs[0].stdout
-    # The same holds for a process that attaches as our user, and then becomes the other user.
+    # A process that attaches as our user, and then becomes the other user, must also see the same
+    # with and without the library.
     script = (
         "import os, sys\n"
         "open(sys.argv[2], 'rb').read()\n"

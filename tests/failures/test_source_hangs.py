@@ -1,6 +1,6 @@
-"""Commands while the source's file system hangs, or after the dataset was removed.
+"""Tests of commands while the source's file system hangs, or after the dataset was removed.
 
-Without --long, the commands wait for less time here than in the package.
+Without --long, the tests set shorter limits for the waits of the commands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ENDED = [
     "the daemon ended before it answered",
     "no daemon serves this configuration; start one with `monarch start`",
 ]
-# HANGS_S is longer than any command may take here; ENDS_S is the limit for a command [s].
+# HANGS_S: how long the source hangs, which is longer than any command may take [s]. ENDS_S: the
+# limit for a command [s].
 HANGS_S, ENDS_S = 120.0, 30.0
 READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 # A command that runs until its standard input ends.
@@ -60,7 +61,7 @@ def limits() -> dict[str, float]:
 
 @pytest.fixture
 def impatient_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets these limits for commands that run in the test's process."""
+    """Sets the shorter limits for commands that run in the test's process."""
     for name, value in limits().items():
         monkeypatch.setattr(name, value)
 
@@ -97,7 +98,8 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         interrupted, doctor = begun(session, "doctor"), begun(session, "doctor")
         for process in (interrupted, doctor):
             assert process.stdout is not None
-            # `doctor` prints its findings one by one, the first long before it gives up the source.
+            # `doctor` prints its findings one by one. It prints the first one long before it gives
+            # up waiting for the source.
             assert process.stdout.readline().startswith("ok")
             assert process.poll() is None
             if process is interrupted:
@@ -120,7 +122,7 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{COUNT} copies checked, 0 damaged\n"
         verified = (done.returncode, done.stdout, done.stderr)
-    # The same for a dataset that was removed.
+    # The commands must behave in a similar way if the dataset was removed.
     text = session.config.read_text()
     session.config.write_text(text.replace(str(mounted.mountpoint), str(tmp_path / "gone")))
     for words in (["run", "--", "true"], ["verify", "--source"]):
@@ -141,8 +143,8 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """A daemon ends in time although its threads hang at the source, in a fill and then in a scan.
-    The next daemon finds a clean tier."""
+    """A daemon ends in time although its threads hang at the source: first in a fill, and another
+    daemon in a scan. The next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()
@@ -167,7 +169,7 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
         said, error = warm.communicate(timeout=ENDS_S)
         assert (warm.returncode, error) in [(3, f"monarch: {why}\n") for why in ENDED]
     mounted.latency(read=0)
-    session.stop()  # reaps the daemon, which ends for good once the source has answered
+    session.stop()  # reaps the daemon, whose process ends only when the source has answered
     mounted.latency(readdir=HANGS_S)
     mounted.reset()
     job = begun(session, "run", "--", *WAITS)

@@ -44,8 +44,8 @@ def add_late(session: Session, files: Files) -> None:
 
 
 def wait_late(session: Session, files: Files) -> None:
-    """Reads all files until all have copies. A file that was read before the daemon knew of it is
-    only copied when a program reads it again."""
+    """Reads all files again and again until all have copies. A file that was read before the daemon
+    knew it is copied only when a program reads it again."""
 
     def all_present() -> bool:
         check_all(session, files)
@@ -69,7 +69,8 @@ def test_the_directory_of_the_tier_is_removed(
         add_late(session, files)
         loop.wait_passes(2)
         loop.end()
-    # The tier is given up, and new copies go to the other one. Fills may fail before that.
+    # The daemon gives up the tier, and new copies go to the other tier. Before the daemon notices,
+    # fills may fail.
     wait_until(
         lambda: "was removed or replaced" in session.status()["tiers"][0]["why"],
         what="a tier that is given up",
@@ -130,7 +131,7 @@ def test_the_tier_becomes_read_only(
     tiers = [level(first, persistent=persistent), level(tmp_path / "second")]
     session = session_factory(files.root, tiers=tiers).start()
     assert settle(session) == {"present": 30}
-    # The kernel itself does the same when the device fails.
+    # The kernel also makes the file system read-only in this way when the device fails.
     mounts.remount(first, "abort")
     hits = session.totals()["hits"]
     check_all(session, files)
@@ -171,8 +172,8 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     mounts: Mounts,
     is_gone: bool,
 ) -> None:
-    """If a dropped copy is gone already, its room counts as free. If it cannot be removed, its room
-    still counts as used, and the tier is given up."""
+    """If a dropped copy no longer exists, its room counts as free. If a copy cannot be removed, its
+    room still counts as used, and the daemon gives up the tier."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     assert settle(session) == {"present": 30}
     before = used_bytes(session)
@@ -335,9 +336,9 @@ for i in range(count):
 def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     session_factory: Callable[..., Session], files: Files, mounts: Mounts
 ) -> None:
-    """A program's own file that gets the inode number of a removed copy has its own attributes, and
-    its changes do not go to the source's file."""
-    # The file system has so few inodes that it uses their numbers again at once.
+    """A program's own file may get the inode number of a removed copy. Programs must then see the
+    file's own attributes, and changes of the file must not go to a file of the source."""
+    # The file system has so few inodes that it soon uses the numbers of removed files again.
     point = mounts.ext4("first", 8 * MIB, inodes=88)
     tier = level(point) | {"max_storage_quota": 5 * MIB}
     session = session_factory(files.root, tiers=[tier]).start()

@@ -1,4 +1,4 @@
-"""If another user replaces a tier's directory by their own, the files in it are never read.
+"""If another user replaces a tier's directory, the files in the new directory are never read.
 
 The daemon and the job are Alice's. Bobby is another user of the same node.
 """
@@ -22,8 +22,8 @@ from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
 PAUSE_S = 0.3  # between two commands of Alice
-# If Bobby may rename Alice's directory, he replaces it by one of his own, whose files have the
-# names and sizes of her copies.
+# If Bobby may rename Alice's directory, he replaces it by his own directory. The files in it have
+# the names and sizes of Alice's copies.
 PLANT = """
 cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
 for name in $2; do head -c $3 /dev/zero > monarch-$1/c/$name; chmod 444 monarch-$1/c/$name; done
@@ -74,8 +74,8 @@ class Site:
         wait_until(lambda: self.status().get("scanned"), what="the daemon's scan", every=PAUSE_S)
 
     def _has_begun(self) -> bool:
-        """Returns whether the daemon's segments exist. This is quicker than `status`, which starts
-        a process of Alice."""
+        """Returns whether the daemon's segments exist. This check is quicker than `status`, which
+        starts a process of Alice."""
         assert self.daemon is not None
         assert self.daemon.poll() is None, self.session.log.read_text()
         return any(self.session.shm.glob(f"monarch-{ALICE}/*/control*"))
@@ -96,7 +96,7 @@ class Site:
         return list(self.files.digests.values())
 
     def digests(self) -> list[str]:
-        """Returns the digests of all files, as a new process of Alice's job reads them."""
+        """Returns the digests of all files as a new process of Alice's job reads the files."""
         done = self.run(ALICE, *users.ours(self.session), "sha256sum", *self.paths)
         assert done.returncode == 0, done.stderr
         return [line.split()[0] for line in done.stdout.splitlines()]
@@ -107,13 +107,13 @@ class Site:
         assert self.status()["sources"][0]["present"] == COUNT
 
     def _is_copied(self) -> bool:
-        """Returns whether the tier's directory has all copies. This is quicker than `status`, which
-        starts a process of Alice."""
+        """Returns whether the tier's directory has all copies. This check is quicker than `status`,
+        which starts a process of Alice."""
         copies = self.mount.glob(f"monarch-{ALICE}/c/*")
         return [copy.stat().st_size for copy in copies] == [SIZE] * COUNT
 
     def plant(self) -> bool:
-        """Replaces the tier's directory as Bobby. Returns whether he was able to."""
+        """Tries to replace the tier's directory as Bobby. Returns whether this succeeded."""
         names = " ".join(path.name for path in (self.mount / f"monarch-{ALICE}/c").iterdir())
         words = ("sh", "-c", PLANT, str(self.mount), str(ALICE), names, str(SIZE))
         return self.run(BOBBY, *words).returncode == 0
@@ -154,7 +154,8 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
         f" bit, so that others can replace what lies in it; chmod +t {site.mount}"
     )
-    # `serve` runs in the foreground: a daemon in the background would not find our packages.
+    # `serve` runs in the foreground, because a daemon in the background would not find the Python
+    # packages of the tests.
     done = site.monarch("serve")
     assert done.returncode == 4
     assert done.stderr.endswith(f"\nmonarch: no tier can be used: {why}\n")
@@ -185,7 +186,7 @@ def test_a_directory_made_beforehand_is_named_with_its_owner(site: Site) -> None
     assert (found["what"], found["hint"]) == ("tier (ssd)", "choose another mount_point")
     assert f"ask user {BOBBY} or root" in found["found"]
     in_the_way.rmdir()
-    # The same holds for shared memory.
+    # `doctor` also names the owner if a directory in shared memory is in the way.
     shutil.rmtree(site.session.shm / f"monarch-{ALICE}")
     (site.session.shm / f"monarch-{ALICE}").symlink_to("/nowhere")
     os.chown(site.session.shm / f"monarch-{ALICE}", BOBBY, BOBBY, follow_symlinks=False)
@@ -217,7 +218,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
 
         assert read() == site.right
         assert site.status()["totals"]["hits"] >= COUNT
-        # The suspended daemon notices nothing, but a process that begins does.
+        # The suspended daemon notices nothing, but a new process notices the replacement.
         site.daemon.send_signal(signal.SIGSTOP)
         site.mount.chmod(0o777)
         assert site.plant()
@@ -230,8 +231,8 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         )
         site.daemon.send_signal(signal.SIGCONT)
         site.wait_given_up()
-        # Both a process that began before and one that begins now read the source. The new one
-        # prints no message, because the daemon has given up the tier.
+        # The old process and a new process both read the source. The new process prints no message,
+        # because the daemon has given up the tier.
         assert read() == site.right
         done = site.run(ALICE, *users.ours(site.session), "sha256sum", *site.paths)
         assert [line.split()[0] for line in done.stdout.splitlines()] == site.right
@@ -241,8 +242,8 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         f"tier {site.mount} goes unused: its directory was removed or replaced;"
         " run `monarch stop` and `monarch start` to make it again"
     )
-    # The daemon removes Alice's copies from the place to which Bobby has moved them. It does not
-    # remove the files that Bobby has put in their place.
+    # The daemon removes Alice's copies from the directory to which Bobby has moved them. It does
+    # not remove the files that Bobby has put where the copies were.
     wait_until(lambda: not list((site.mount / "aside/c").iterdir()), what="no copies left")
     site.end()
     site.daemon = None

@@ -1,4 +1,5 @@
-"""The watch of tiers distinguishes a temporary error of a file system from a replaced directory."""
+"""The code that watches tiers must distinguish a temporary error of a file system from a replaced
+directory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Changes by functions that are easy to overlook, and processes that may not see what the daemon
-sees: threads with their own root directory, and root without its capabilities."""
+"""Tests of changes made by functions that are easy to overlook. Also of processes that may not see
+the same files as the daemon: threads with their own root directory, and root without capabilities.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ WAYS = re.findall(r'^    \{"(\w+)", ', SOURCE.read_text(), re.M)
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("unseen")
-    # This library is loaded behind Monarch's, as libc is. It has functions that libc may lack.
+    # Like libc, this library is loaded after Monarch's. It has functions that libc may lack.
     newer = build_program(place / "libnewer.so", HERE / "newer_libc.c", flags=["-fPIC", "-shared"])
     flags = ["-Wl,--no-as-needed", str(newer)]
     return build_program(place / "unseen", SOURCE, flags=flags)
@@ -115,7 +116,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path / "source").add_many(4, 3000)
 
 
-# One thread gets its own root directory, in which the same path is another file.
+# One thread gets its own root directory, in which the same path leads to another file.
 OWN_ROOT = """
 import ctypes, os, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -173,9 +174,10 @@ def test_the_root_changes_while_another_thread_finds_out_whether_it_is_ours(
     files: Files,
     root_race: Path,
 ) -> None:
-    """After a chroot, opens give the file in the new root, even if the chroot comes while another
-    thread checks whether the source is visible (see root_race.c). As in some containers, the new
-    root has /proc, the tier and the daemon's segments; only the source differs."""
+    """After a chroot, opens give the file in the new root. This holds even if the chroot happens
+    while another thread checks whether the source is visible (see root_race.c). As in some
+    containers, the new root has /proc, the tier and the daemon's segments; only the source differs.
+    """
     place = tmp_path / "session"
     session = session_factory(files.root, directory=place).start()
     settle(session)

@@ -1,5 +1,5 @@
-/* Changes the file `f0` of a directory without opening it by open(), so that a library that
- * interposes only open() does not see the change.
+/* Changes the file `f0` of a directory without calling open(). So a library that interposes only
+ * open() does not see the change.
  *
  *   unseen WAY DIRECTORY
  *

@@ -2,10 +2,11 @@
  *
  *   untrack_race FILE OTHER
  *
- * FILE is closed by a direct system call, which the library does not see. A thread reads by pread
- * from the number. While it is held before the library's statx of the descriptor, if there is one,
- * another thread opens OTHER on the number. Prints whether there was a statx, waits for a line,
- * reads from the number, and prints the path of the file that is open there.
+ * FILE is closed by a direct system call, which the library does not see. A thread then reads from
+ * the descriptor's number by pread. If the library calls statx on the descriptor, the thread is
+ * held before this statx. Meanwhile another thread opens OTHER on the number. Prints whether there
+ * was a statx, waits for a line, reads from the number, and prints the path of the file that is
+ * open on it.
  */
 #include <fcntl.h>
 #include <stdio.h>

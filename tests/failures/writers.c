@@ -1,5 +1,6 @@
-/* Arguments: DIRECTORY COUNT. For each line on standard input, COUNT threads at the same time open
- * one file each of DIRECTORY and write to it. Prints a line when all of them are done. */
+/* Arguments: DIRECTORY COUNT. For each line on standard input, COUNT threads run at the same time.
+ * Each thread opens a file of its own in DIRECTORY and writes to it. Prints a line when all threads
+ * are done. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Puts every fault into every distinct system call, one run each, and prints the broken promises.
+"""Puts each fault into each distinct system call, one fault per run. Prints the broken promises.
 
     PYTHONPATH=tests python -m faults [--role ROLE] [--shard I/N] [--results FILE] [--most N]
 
@@ -47,11 +47,11 @@ MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 def plan(
     role: str, classes: list[CallClass], elsewhere: Collection[CallClass] = ()
 ) -> Iterator[tuple[str, CallClass, Fault]]:
-    """Yields the runs, each with its name in the results. The names have no offsets in modules,
-    because these differ between builds. If a function has several calls, the second and later ones
-    have a number in their names.
+    """Yields the runs, each with its name in the results. The names contain no offsets in modules,
+    because the offsets differ between builds. If several classes would have the same name, the
+    second and later ones get a number.
 
-    elsewhere : classes of calls of other roles, which get their faults there
+    elsewhere : classes of calls that are left out, because they get their faults in another role
     """
     known = {call.key for call in elsewhere}
     named: Counter[str] = Counter()
@@ -65,7 +65,7 @@ def plan(
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
             if fault.action == "kill" and bearer != role:
-                continue  # "kill" would kill the role's own process, not this reader
+                continue  # "kill" would kill the process of the role, not the reader with this call
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

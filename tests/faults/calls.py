@@ -1,5 +1,5 @@
-"""The system calls that get faults, and the errors that each may return: those of its manual page,
-and those that network file systems return in addition."""
+"""The system calls that get faults, and the errors that each call may return: the errors in its
+manual page, and the errors that network file systems return in addition."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 __all__ = ["CALLS", "LATE_DAEMON_MS", "LATE_READER_MS", "Call", "Fault", "faults_of"]
 
-# One delay in LONG_DELAY_EACH is long [ms]. A program waits for a daemon for 5 s at most, so a call
-# of the daemon may be later than that. The delay of a program's own call lengthens its own wait.
+# Delays of calls [ms]. One delay in LONG_DELAY_EACH is a long one. A program waits for a daemon for
+# 5 s at most, so a call of the daemon can be delayed for more than 5 s. A delayed call of a program
+# makes the program itself wait, so its long delay is shorter.
 LONG_DELAY_EACH = 20
 DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """number : of the call on x86-64;  target : which argument names its file, as in faulter.c;
-    errors : names of the errors that it may return;  can_be_short : it may move fewer bytes than
-    asked for;  is_made : it has done its work even if it returns an error"""
+    """number : the call's number on x86-64;  target : which argument names the file, in the form of
+    faulter.c;  errors : names of the errors that the call may return;  can_be_short : the call may
+    transfer fewer bytes than requested;  is_made : the call does its work even if it returns an
+    error"""
 
     number: int
     target: str
@@ -121,7 +123,7 @@ DISKLESS = ("anon_inode", "pipe", "socket")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """action : an ACTION of faulter.c;  name : of the fault in reports"""
+    """action : an ACTION of faulter.c;  name : the fault's name in reports"""
 
     action: str
     name: str

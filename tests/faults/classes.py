@@ -1,4 +1,4 @@
-"""The distinct system calls of a scenario, as faulter.c logs them when it traces a process."""
+"""The distinct system calls of a scenario. faulter.c logs them when it traces a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {call.number: name for name, call in CALLS.items()}
 
 @dataclass(frozen=True, slots=True)
 class CallClass:
-    """Equal calls: by threads of one name, on files of one kind, from one place in Monarch's code.
+    """Equal calls: by threads of one name, on files of one kind, at one place in Monarch's code.
 
     key : the class as faulter.c logs it;  count : how often the class is in the trace
     """
@@ -46,8 +46,8 @@ class CallClass:
 
     @property
     def middle(self) -> int:
-        """The number of the class's middle call, from 1, so that faults are not only at the start
-        or at the end of a process."""
+        """The number of the class's middle call, counted from 1. The fault is put into this call,
+        so that not all faults are at the start or at the end of a process."""
         return (self.count + 1) // 2
 
     def describe(self, modules: dict[str, Path]) -> str:

@@ -4,22 +4,28 @@
  *   faulter CALLS PREFIX LOG ACTION NUMBER CLASS   -- COMMAND...
  *
  * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
- * of an argument that is a descriptor, or p and the index of an argument that is a path, or n for
- * neither. A call's class consists of the thread's name, the call's number, the path of its target
- * (without the leading directory if PREFIX, which is DIRECTORY:DIRECTORY..., has it, and with # for
- * numbers) and the return addresses on the stack that are in Monarch's own modules, as
- * MODULE+OFFSET.
+ * of an argument that is a descriptor, or p and the index of an argument that is a path, or n if
+ * the call has neither. A call's class consists of the thread's name, the call's number, the path
+ * of its target, and the return addresses on the stack that are in Monarch's own modules, as
+ * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
+ * the name of the directory is left out. Numbers in the path are replaced by #.
  *
- * trace writes the class of every call to LOG, a line each. If many calls differ in nothing but
- * their stacks, it stops to log them once no new class has come for a while. Without trace, the
- * NUMBERth call of CLASS (from 1) gets ACTION: error=ERRNO (returned instead of making the call),
- * answer=ERRNO (returned after the call was made), short (the call gets half of the bytes that it
- * asks for), delay=MS (before the call is made) or kill (SIGKILL to the program). LOG then gets the
- * line "hit".
+ * With trace, the class of every call is written to LOG, one line per call. If many calls differ in
+ * nothing but their stacks, they are no longer logged once no new class has come for a while.
+ * Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
  *
- * The faulter ends with COMMAND's status once all processes that COMMAND has started have ended, or
- * after LINGER_S, with the line "lingered" in LOG. If a signal ends COMMAND, the processes that it
- * has started are killed. The tracer does not pass SIGSTOP on to the program. */
+ *   error=ERRNO   the error is returned, and the call is not made
+ *   answer=ERRNO  the error is returned after the call was made
+ *   short         the call is made with half of the number of bytes
+ *   delay=MS      the call is made after this time [ms]
+ *   kill          the program is killed (SIGKILL)
+ *
+ * LOG then gets the line "hit".
+ *
+ * The faulter ends with COMMAND's status as soon as all processes started by COMMAND have ended.
+ * If some still run after LINGER_S, the faulter ends too, and LOG gets the line "lingered". If a
+ * signal ends COMMAND, the processes started by COMMAND are killed. The tracer does not pass
+ * SIGSTOP on to the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,16 +52,16 @@
 #define MOST_CALLS 128
 #define MOST_THREADS 1024
 #define MOST_RANGES 8
-/* At most MOST_FRAMES of a stack are looked at. Up to DEEPEST of libc's frames may lie between the
+/* At most MOST_FRAMES frames of a stack are read. Up to DEEPEST frames of libc may lie between the
  * system call and Monarch's innermost function. */
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
-/* For this many code addresses, libunwind caches how to find the caller, because computing it takes
- * long. */
+/* The number of code addresses for which libunwind caches how to find the caller. Without the
+ * cache, unwinding takes long. */
 #define UNWOUND_PLACES 4096
-/* How long to wait for processes after COMMAND's end [s]. A daemon that nobody stops ends by itself
- * in less time. */
+/* How long the faulter waits for other processes after COMMAND's end [s]. A daemon that nobody
+ * stops ends by itself in less time. */
 #define LINGER_S 15
 
 struct looked {
@@ -81,9 +87,9 @@ struct range {
 /* A thread, and the fault that its present call gets. */
 static struct thread {
     pid_t tid;
-    int error;         /* the call returns -error; 0: the call's own result */
-    uint64_t until_ns; /* the time until which the thread is delayed; 0: it is not */
-    uint64_t asked;    /* bytes that a shortened call asked for; 0: the call is not shortened */
+    int error;         /* the call returns -error; 0: it returns its own result */
+    uint64_t until_ns; /* the thread is delayed until this time; 0: it is not delayed */
+    uint64_t asked;    /* the number of bytes before it was halved; 0: the call is not shortened */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
     /* The process's ranges, read when `mapped` had the value `ranges_at`; 0: not yet read. */
@@ -145,7 +151,7 @@ static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* Reads a string of another process, to the end of the string's first page at most. */
+/* Reads a string of another process, at most up to the end of the page in which it begins. */
 static void peek_string(pid_t tid, uint64_t at, char *to, size_t n) {
     size_t page = 4096 - at % 4096, got = at ? peek(tid, at, to, n - 1 < page ? n - 1 : page) : 0;
     to[got] = 0;
@@ -159,9 +165,9 @@ static size_t read_link(pid_t tid, int fd, char *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* Puts a path as it is in a class. Below a directory of the prefix, the rest of the path is kept,
- * elsewhere only the first component. Numbers become #, also hexadecimal ones of 8 or more
- * digits. */
+/* Writes to `to` the form that a path has in a class. If the path is below a directory of `prefix`,
+ * the rest of the path is kept; of any other path, only the first component is kept. Decimal
+ * numbers, and hexadecimal numbers of 8 or more digits, become #. */
 static void put_plain(char *to, size_t n, const char *path) {
     size_t at = 0, length = strlen(path), top = *path == '/' ? strcspn(path + 1, "/") + 1 : length;
     for (const char *p = prefix; *p; p += strcspn(p, ":"), p += *p == ':') {
@@ -252,8 +258,8 @@ static void forget_stack(struct thread *t) {
     t->ranges_at = 0;
 }
 
-/* A module is in /proc/PID/maps once the mmap of its code has ended, so `mapped` is increased at
- * the thread's next call. */
+/* A module appears in /proc/PID/maps only when the mmap of its code has returned. So `mapped` is
+ * increased at the next call of the thread. */
 static void heed_mapping(struct thread *t, const struct user_regs_struct *r) {
     mapped += t->is_mapping != 0;
     t->is_mapping = r->orig_rax == SYS_mmap && (argument(r, 2) & PROT_EXEC);
@@ -283,15 +289,16 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns 1 for an existing path outside of the scenario's directories and of /dev, /proc and /sys,
- * where Monarch reads: only the interpreter uses such paths. */
+/* Returns 1 for a path that exists and is neither in the scenario's directories nor in /dev, /proc
+ * or /sys, which Monarch reads. Only the interpreter uses such a path. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
 /* Calls that differ in nothing but their stacks are of one kind. `quiet` counts the calls of a kind
- * since its last new class. After ENOUGH, their stacks are no longer read, which takes long. */
+ * since its last new class. After ENOUGH such calls, the stacks of this kind are no longer read,
+ * because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {
@@ -316,8 +323,8 @@ static struct kind *kind_of(const char *text) {
     return &kinds[i];
 }
 
-/* Puts the call's class into *to. Returns 0, without reading the stack, if the rest of the class
- * shows that it is not the wanted one, or if there were enough calls of its kind. */
+/* Puts the call's class into *to. Returns 0 without reading the stack in two cases: the rest of the
+ * class differs from the wanted class, or there were enough calls of this kind. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";
@@ -351,15 +358,16 @@ static void say_hit(void) {
     fflush(log_file);
 }
 
-/* All calls that can be short have the number of bytes as their third argument. */
+/* Halves the number of bytes, which is the third argument of every call that can be short. */
 static void shorten(struct thread *t, struct user_regs_struct *r) {
     t->asked = r->rdx;
     r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;
     set_registers(t->tid, r);
 }
 
-/* Restores the register that `shorten` has changed. If the call gave less than half of what it
- * asked for, it was short by itself: then the next call of the class gets the fault. */
+/* Restores the register that `shorten` has changed. If the call transferred another number of bytes
+ * than the shortened one, for example at the end of a file, the next call of the class gets the
+ * fault. */
 static void end_short(struct thread *t) {
     struct user_regs_struct r;
     uint64_t asked = t->asked;
@@ -393,7 +401,7 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        countdown = 1; /* a forked child: the kill would hit the program, not this process */
+        countdown = 1; /* in a forked child, which would go on: only the program would be killed */
         return;
     }
     say_hit();
@@ -427,7 +435,8 @@ static void meet_call(struct thread *t) {
         put_fault(t, &r);
 }
 
-/* At the end of a call, made or not: makes it return the error. */
+/* Makes a call return the error. Called at the end of the call, even if the kernel has skipped the
+ * call itself. */
 static void end_failing(struct thread *t) {
     struct user_regs_struct r;
     int error = t->error;
@@ -446,7 +455,7 @@ static void go_on(struct thread *t, int signal) {
         ptrace(t->error || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
 }
 
-/* Lets threads go on whose delay is over. Returns whether any thread is still delayed. */
+/* Lets the threads whose delay is over go on. Returns whether any thread is still delayed. */
 static int end_delays(void) {
     int is_any = 0;
     uint64_t now = now_ns();
@@ -529,8 +538,8 @@ static int follow(void) {
     }
 }
 
-/* The program is preloaded with the library, but the tracer must not be. The library's path is kept
- * in this variable meanwhile. */
+/* The library must be preloaded into the program, but not into the tracer. So the tracer keeps the
+ * value of LD_PRELOAD for the program in this variable. */
 #define PRELOAD "FAULTER_PRELOAD"
 
 static void give_up_preload(char **argv) {
@@ -543,15 +552,15 @@ static void give_up_preload(char **argv) {
     die("/proc/self/exe");
 }
 
-/* Closes the tracer's own copies of the descriptors that the program has inherited. While they are
- * open, no other process sees from a pipe or a socket that the program is dead. */
+/* Closes the tracer's own copies of the descriptors that the program has inherited. As long as they
+ * were open, the other end of a pipe or a socket would not notice that the program is dead. */
 static void give_up_descriptors(void) {
     for (int fd = 3; fd < 1024; fd++)
         if (fd != fileno(log_file))
             close(fd);
 }
 
-/* A signal that shall end the tracer is passed on to the program. */
+/* Passes on to the program a signal that would end the tracer. */
 static void end_program(int number) { kill(program, number); }
 
 static void become(char **command) {

@@ -53,9 +53,9 @@ class PairSite(Site):
         return outcome
 
     def _epoch(self, words: Sequence[str], laps: int, outcome: Outcome) -> None:
-        """Starts both nodes, reads all files by a program on each node, and ends both. Without
-        `words` (no fault), it also verifies all copies, and checks what is left in shared memory.
-        """
+        """Starts both nodes, runs a program on each node that reads all files, and ends both nodes.
+        If there is no fault (empty `words`), also verifies all copies, and checks what is left in
+        shared memory."""
         directory = self.directory / "nodes"
         nodes = Nodes(directory, [self.source] * 2, [QUOTA_BYTES] * 2, prefetch="auto").all
         with ExitStack() as stack:
@@ -82,7 +82,7 @@ class PairSite(Site):
     def _start_node(
         self, node: Node, words: Sequence[str], stack: ExitStack, outcome: Outcome
     ) -> None:
-        """Starts a node. A node that gets a fault may end with a message that says why; its
+        """Starts a node. A node that gets a fault may end with a message that gives the reason. Its
         programs then read the source."""
         command = starting._command
 
@@ -92,7 +92,8 @@ class PairSite(Site):
 
         with patch.object(starting, "_command", traced):
             node.begin(is_forked=not words)
-        # The session's own `wait_up` expects no tracer in between, and no early end of the daemon.
+        # The session's own `wait_up` is of no use here: it expects that no tracer runs the daemon,
+        # and that the daemon does not end.
         wait_until(
             lambda: has_ended(node) or node.connection.serves(),
             timeout=END_LIMIT_S,

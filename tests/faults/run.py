@@ -44,8 +44,8 @@ class RunSite(Site):
         return outcome
 
     def _read(self, reading: Reading, words: Sequence[str], outcome: Outcome) -> None:
-        """Lets the program read and end. A `monarch run` that cannot begin must say why; in no case
-        may the program have read wrong bytes."""
+        """Lets the program read and end. If `monarch run` fails, it must print the reason. In no
+        case may the program have read wrong bytes."""
         try:
             reading.wait_laps(2, LAPS_LIMIT_S)
             self._change()

@@ -56,8 +56,8 @@ TRACER = 125
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on unchanged, even for the descriptor of a copy.
 PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
-# Files that a session may leave in shared memory besides its logs: `stopped` marks an orderly end,
-# the others are locks of runs that share a daemon.
+# Files that a session may leave in shared memory besides its logs. `stopped` marks an orderly end;
+# the other two are locks of runs that share a daemon.
 LEFT = {"stopped", "turn", "users"}
 # Calls by which the interpreter and libc get memory.
 MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
@@ -86,9 +86,10 @@ def build_faulter(directory: Path) -> Path:
 
 
 def is_ours(role: str, call: CallClass) -> bool:
-    """Returns whether Monarch must tolerate a fault in this call. A program must get the errors of
-    its own calls, and of the calls on other files than Monarch's that the library makes for it. An
-    interpreter that gets no memory, or cannot load its modules, cannot tolerate that."""
+    """Returns whether Monarch must tolerate a fault in this call. In two cases it need not. A
+    program must get the errors of its own calls, and of calls that the library makes for it on
+    files that are not Monarch's. And a Python process cannot go on if its interpreter gets no
+    memory or cannot load a module."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_passed_on &= call.call != "newfstatat" or not call.target
@@ -100,8 +101,8 @@ def is_ours(role: str, call: CallClass) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """hit : whether the fault was made;  ended : how the traced process ended;  broken : the
-    promises that did not hold"""
+    """hit : whether a call got the fault;  ended : how the traced process ended;  broken : the
+    promises that were broken"""
 
     hit: bool = False
     ended: str = "not at all"
@@ -109,8 +110,8 @@ class Outcome:
 
 
 class Site:
-    """A dataset, tiers in memory and on the disk, and the processes that use them. All lie in
-    directories of this site alone, which are removed with the context."""
+    """A dataset, a tier in memory, a tier on the disk, and the processes that use them. All files
+    are in directories of this site alone, which are removed when the context ends."""
 
     disk_bytes = DISK_BYTES
 
@@ -122,7 +123,8 @@ class Site:
         self.source.mkdir()
         make_known(self.source, SIZES)
         self.log = self.directory / "faults.log"
-        # A session does not keep the copies of files that were changed just before.
+        # A session that ends does not keep copies of files that were changed shortly before their
+        # fill.
         time.sleep(OLD_S)
 
     def __enter__(self) -> Site:
@@ -142,9 +144,9 @@ class Site:
         return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """Runs the scenario, in which one call of a class gets a fault: the middle call of the
-        traced ones, or the first one if fewer calls were made this time, because threads ran in
-        another order."""
+        """Runs the scenario, in which one call of the class gets a fault. This is the call whose
+        number is the middle one of the trace. If the class has fewer calls this time, because
+        threads ran in another order, runs the scenario again with a fault in its first call."""
         outcome = Outcome()
         for number in (call.middle, 1):
             self._clear()
@@ -167,7 +169,8 @@ class Site:
         return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
 
     def _places(self) -> list[Path]:
-        """Returns the directories that are left out of targets, each before those around it."""
+        """Returns the directories whose names are left out of targets. A directory comes before the
+        directories that contain it."""
         return [self.directory, self.memory]
 
     # --- what runs ------------------------------------------------------------------------------
@@ -248,8 +251,8 @@ class Site:
     # --- what must hold -------------------------------------------------------------------------
 
     def _look_at_what_is_left(self, outcome: Outcome) -> None:
-        """Checks that the next daemon starts, that all copies, also those it took over, are right,
-        and that it leaves nothing behind."""
+        """Checks that another daemon can start, that all its copies are right, including those
+        from the daemon before, and that it leaves nothing behind."""
         session = self._session()
         session.log.unlink(missing_ok=True)
         with noted_in(outcome, "the next session"), session:
@@ -280,7 +283,8 @@ def noted_in(outcome: Outcome, what: str) -> Iterator[None]:
 
 def end(session: Session, outcome: Outcome, words: Sequence[str] = ()) -> None:
     """Ends the daemon, and checks that it ends in time and with status 0. A daemon that gets a
-    fault may instead have been killed by it, or have ended with a message that says why.
+    fault may have been killed by the fault instead, or have ended with a message that gives the
+    reason.
 
     words : the arguments of the daemon's tracer; empty if the daemon gets no fault
     """
@@ -320,7 +324,7 @@ def _delay_s(words: Sequence[str]) -> float:
 
 
 def look_at_shared_memory(session: Session, outcome: Outcome) -> None:
-    """Checks that a session that has ended has left only logs and LEFT in shared memory."""
+    """Checks that an ended session left nothing in shared memory but logs and the files LEFT."""
     left = {path.name for path in session.shm.rglob("*") if path.is_file()}
     if left := {name for name in left if not name.startswith("log") and name not in LEFT}:
         outcome.broken.append(f"shared memory has {sorted(left)}")

@@ -18,7 +18,8 @@ from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
 from faults.classes import CallClass
 from faults.scenario import Site, build_faulter
 
-# For each role: draw at most MOST_DRAWN faults, until RUNS of them were made.
+# For each role, faults are drawn at random and tried until RUNS faults were put in. At most
+# MOST_DRAWN faults are tried.
 RUNS, MOST_DRAWN, SEED = draws.sized(1, 8), draws.sized(20, 80), 20261126
 
 
@@ -35,8 +36,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def traced(
     programs: tuple[Path, Path],
 ) -> Iterator[Callable[[str], tuple[Site, list[CallClass]]]]:
-    """Returns a function that returns a role's site and its classes of calls. Tests of one role
-    share both."""
+    """Returns a function that returns a role's site and the classes of the role's calls. Tests of
+    one role share both."""
     with ExitStack() as stack:
 
         @cache
@@ -47,7 +48,7 @@ def traced(
         yield site_of
 
 
-# Each role has a test of its own, so that workers share the roles.
+# Each role has a test of its own, so that several workers can test different roles.
 @pytest.mark.parametrize(
     ("role", "least"), [("daemon", 200), ("node", 90), ("planned", 90), ("run", 90), ("reader", 50)]
 )
@@ -56,15 +57,15 @@ def test_a_sample_of_faults_breaks_no_promise(
 ) -> None:
     left_out = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     if role == "run" and not draws.is_long:
-        # Only `monarch run` itself is killed, and not the processes that it has started, so most
-        # of these faults would not be made.
+        # A "kill" is put only into calls of `monarch run` itself. Most classes of calls belong to
+        # processes that it has started, so most of the drawn kills would be tried in vain.
         left_out.add("kill")
     site, classes = traced(role)
     planned = list(plan(role, classes, []))
     assert len({call.key for _, call, _ in planned}) >= least, "the scenario has shrunk"
     quick = [each for each in planned if each[2].action not in left_out]
     drawn = random.Random(SEED).sample(quick, min(MOST_DRAWN, len(quick)))
-    # Threads run in another order each time. If a call does not occur, the next fault is tried.
+    # Threads run in another order each time. If the call does not occur, the next fault is tried.
     hits = 0
     for name, call, fault in drawn:
         outcome = site.fault(role, call, fault.action)
@@ -78,7 +79,7 @@ def test_a_sample_of_faults_breaks_no_promise(
 def test_a_fault_in_the_programs_own_call_is_found(
     traced: Callable[[str], tuple[Site, list[CallClass]]],
 ) -> None:
-    """The harness notices a read error of the source that reaches the program."""
+    """A read error of the source that reaches the program is reported as a broken promise."""
     site, classes = traced("reader")
     read = next(call for call in classes if call.call == "read" and "/source" in call.target)
     outcome = site.fault("reader", read, "error=5")

@@ -57,8 +57,8 @@ ATOMICS(uint16_t, 16)
 ATOMICS(uint32_t, 32)
 ATOMICS(uint64_t, 64)
 
-/* Plain accesses are no steps, because two threads never make conflicting ones at the same time.
- * Other tests check that with ThreadSanitizer itself. */
+/* A plain access is no step, because two threads never make conflicting plain accesses at the same
+ * time. Other tests check this rule with the real ThreadSanitizer. */
 #define PLAIN(name)               \
     void __tsan_##name(void *at); \
     void __tsan_##name(void *at) { (void)at; }

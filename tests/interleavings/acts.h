@@ -1,5 +1,5 @@
-/* The daemon's actions on a file's entry and its copy, as single functions. They use the daemon's
- * own functions for the catalog. */
+/* The daemon's actions on a file's entry and on its copy, one function per action. These functions
+ * call the daemon's own functions for the catalog. */
 #ifndef ACTS_H
 #define ACTS_H
 

@@ -70,8 +70,8 @@ static void note_source(const char *name) {
 /* --- files --------------------------------------------------------------------------------------
  */
 
-/* The file of a copy already exists and is empty (restore), so that it has the same inode number in
- * every run. Therefore the flags that would create it are left out. */
+/* restore() has made an empty file for each copy, so that the copy has the same inode number in
+ * every run. Therefore the flags that would create the file are left out. */
 CALL(int, openat, (int dir, const char *path, int flags, ...)) {
     int is_copy = flags & O_CREAT;
     int fd = (int)syscall(SYS_openat, dir, path, flags & ~(O_CREAT | O_EXCL), 0);
@@ -225,8 +225,8 @@ CALL(int, pthread_create,
     step();
     return r;
 }
-/* Does nothing. To name another thread, libc opens a file in /proc, and a process with entries in
- * /proc takes longer to end. */
+/* Does nothing, to save time: libc would open a file in /proc to name another thread, and a process
+ * that has entries in /proc takes longer to end. */
 CALL(int, pthread_setname_np, (pthread_t id, const char *name)) {
     (void)id, (void)name;
     return 0;

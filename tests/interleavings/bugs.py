@@ -1,4 +1,4 @@
-"""Bugs that are put into csrc by changes of its files. The trial named with a bug must find it."""
+"""Bugs that the tests put into files of csrc. Each bug names the trial that must find it."""
 
 from __future__ import annotations
 

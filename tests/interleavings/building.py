@@ -1,4 +1,4 @@
-"""Builds the C code of csrc so that the scheduler (scheduler.h) decides about each of its steps."""
+"""Builds the C code of csrc so that a scheduler (scheduler.h) decides which thread makes a step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ WRAPPED = (
     "pthread_mutex_timedlock",
     "pthread_mutex_unlock",
 )
-# ENGINE: the folders of the daemon's engine. OF_DAEMON: the functions for which their code calls
-# behind_daemon.c. The scheduler has to know of some of these calls. The others would go through the
-# preload library, which is in the same program.
+# ENGINE: the folders of the daemon's engine. OF_DAEMON: libc's functions that the code in ENGINE
+# must not call: its calls go to functions of behind_daemon.c instead. The scheduler has to know of
+# some of these calls. The others would go through the preload library, which is in the same
+# program.
 ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
 OF_DAEMON = (
     "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",
@@ -39,9 +40,10 @@ END_OF_OWN_CALLS = '#error "Monarch runs on x86-64 and aarch64"\n#endif\n'
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a file of csrc.
+    """A replacement of a text in a file of csrc.
 
-    file : its path in csrc;  old : a text that it has exactly once;  new : the replacement
+    file : the file's path in csrc;  old : a text that occurs in it exactly once
+    new : the text that replaces `old`
     """
 
     file: str
@@ -102,8 +104,8 @@ class Trials:
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
-        """Links a program and returns its path. Its sources are unchanged, or have changes to C
-        files: bugs that a trial must find."""
+        """Links a program and returns its path. `changes` are made to C files of csrc before; they
+        put in a bug that a trial must find."""
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)
@@ -111,6 +113,6 @@ class Trials:
             objects |= {file: self._compile(file, sources) for file in changed}
         out = self._directory / name
         wraps = [f"-Wl,--wrap={function}" for function in WRAPPED]
-        # Without -z now, each forked process would resolve the functions that it calls anew.
+        # Without -z now, each forked process would look up the addresses of libc's functions again.
         cc("-no-pie", "-pthread", "-Wl,-z,now", *wraps, "-o", out, *self._own, *objects.values())
         return out

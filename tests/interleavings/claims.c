@@ -14,8 +14,9 @@
 /* A claim expires CLAIM_NS after it was made, or up to a tick earlier [ns]. */
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
-/* Interval at which the engine looks again at an order that waits for a reader (READER_NS in
- * csrc/engine/work.c), and longest time until it then opens the file [ns]. */
+/* LOOK_NS: interval at which the engine checks an order that waits for a reader (READER_NS in
+ * csrc/engine/work.c) [ns]. SOON_NS: longest time from such a check to the open of the file [ns].
+ */
 #define LOOK_NS 50000000ULL
 #define SOON_NS 20000000ULL
 /* A reader's pause [ns]: one pause is shorter than a claim lasts, two are longer. */
@@ -31,8 +32,8 @@ static uint64_t opened_ns;  /* when the daemon opened the file at the source; NE
 
 static int may_have_ended(void) { return has_ended || now_ns() - claimed_ns >= CLAIM_NS - TICK_NS; }
 
-/* Called when the daemon opens a file of the source. It may open MEDIUM only once the claim of this
- * file may have ended. */
+/* Called when the daemon opens a file of the source. The daemon may open MEDIUM only if the claim
+ * of MEDIUM may have ended. */
 static void expect_no_claim(const char *name) {
     if (strcmp(name, names[MEDIUM]) != 0)
         return;
@@ -113,9 +114,8 @@ static void check_filled(void) {
     check_descriptors();
 }
 
-/* The copy was made from the reader's descriptor, so the daemon has not opened the file. An
- * interrupt may hold the reader up until its claim has expired; then the daemon may open the file.
- */
+/* The copy must have been made from the reader's descriptor, so the daemon must not have opened the
+ * file. The exception: an interrupt may have held the reader up until its claim expired. */
 static void check_one_open(void) {
     EXPECT(opened_ns == NEVER || held_up_ns());
     check_filled();

@@ -16,8 +16,8 @@
 #include "scheduler.h"
 
 #define BLOCK_BYTES (4 * MONARCH_UNIT)
-/* Time limit of end_daemon [ns]: longer than a claim lasts and the engine then takes to notice its
- * end. */
+/* Time limit of end_daemon [ns]. It is longer than a claim lasts plus the time in which the engine
+ * notices the claim's end. */
 #define LIMIT_NS 3000000000ULL
 #define STOP_MS 5000
 
@@ -76,7 +76,7 @@ static void submit(unsigned file, int in_use) {
 void order_ahead(unsigned file) { submit(file, 0); }
 
 /* Takes the results of the engine's orders. Each order must have succeeded, and the engine itself
- * must have published its copy. */
+ * must have published the copy that the order made. */
 static void take_results(void) {
     struct monarch_result r[FILES];
     uint64_t n = monarch_engine_results(engine, r, FILES);

@@ -31,9 +31,9 @@ extern uint64_t most_descriptors;
 /* Starts the engine: one thread that copies, threads that receive descriptors, and the thread of
  * the table in which descriptors wait. No room is granted yet. */
 void start_daemon(void);
-/* Runs one iteration of the loop: takes the results, orders the fills that programs want, grants
- * the engine this much room, which is only a part of the tier's room, and rests until it is woken,
- * for at most `rest_ns`. */
+/* Runs one iteration of the loop. It takes the results, orders the fills that programs want, and
+ * grants the engine `granted_bytes`, which are only a part of the tier's room. Then it rests until
+ * it is woken, for at most `rest_ns`. */
 void run_iteration(uint64_t granted_bytes, uint32_t rest_ns);
 /* Orders a fill of a file for which no reader waits. */
 void order_ahead(unsigned file);

@@ -13,7 +13,7 @@ static unsigned first_copy;
 static int held_fd, other_fd, has_lock;
 static int is_anothers; /* the number held_fd has been closed, and may belong to OTHER by now */
 
-/* SMALL is being filled, and held_fd is a descriptor of it. OTHER has its copy. */
+/* SMALL is being filled, and held_fd is a descriptor of SMALL. OTHER has a complete copy. */
 static void reset_open(void) {
     note_descriptors();
     has_lock = is_anothers = 0;
@@ -85,8 +85,8 @@ static void put_another_on(void) {
     EXPECT(close(held_fd) == 0);
 }
 
-/* A bit for each half of the file that was read. Two threads share a file offset, and each must
- * read another half. */
+/* A bit for each half of the file that was read. Two threads share a file offset, so they must read
+ * different halves. */
 static unsigned ranges;
 
 static void reset_offset(void) {
@@ -110,7 +110,7 @@ static void check_offset(void) {
     check_descriptors();
 }
 
-/* Takes a record lock, which must last although the library may promote the descriptor. */
+/* Takes a record lock, which the program must keep even if the library promotes the descriptor. */
 static void take_lock(void) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
     EXPECT(fcntl(held_fd, F_SETLK, &lock) == 0);

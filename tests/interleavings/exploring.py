@@ -27,7 +27,7 @@ LOOK_S = 0.005
 class Explored:
     """The result of a trial.
 
-    wrong : the error output of a process that found a wrong order; "" if there is none
+    wrong : the error output of a process that found a wrong order; "" if no order was wrong
     counts : the counters that the processes have printed, summed
     """
 
@@ -92,8 +92,9 @@ def explore(
 ) -> Explored:
     """Runs the trial in all orders with at most `interrupts` interrupts.
 
-    most : the most orders of each process;  limit_s : time limit of all processes [s]
-    nth : only orders whose first interrupt is at every nth decision are run
+    most : the most orders that each process runs
+    limit_s : the time within which all processes must have ended [s]
+    nth : only orders whose first interrupt is at decision nth, 2 nth, 3 nth etc. are run
     """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()
@@ -106,7 +107,7 @@ def explore(
         try:
             _await(running, limit_s)
         finally:
-            # A process that still runs is killed, because another one has found a wrong order.
+            # Processes still run if one of them has found a wrong order, or after the time limit.
             ended = [one.poll() for one in running]
             for one in running:
                 one.kill()

@@ -54,8 +54,9 @@ static void read_and_hand_over(void) {
     step();
 }
 
-/* The lock must end when the program closes its last descriptor of the open file. The exception:
- * the daemon took so long to close its descriptor that flock() stopped waiting for it. */
+/* The lock must end when the program closes its last descriptor of the open file. It may last
+ * longer only if the daemon took so long to close its own descriptor that flock() stopped waiting
+ * for this close. */
 static void lock_and_close(void) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(again_fd, LOCK_EX) == 0);
@@ -87,8 +88,8 @@ static int receive(void) {
     return fd;
 }
 
-/* Acts as the daemon: keeps each descriptor for some time, or until it is recalled, then closes it
- * and ends its claim. */
+/* Acts as the daemon: keeps each descriptor for some time, or until the descriptor is recalled.
+ * Then closes the descriptor and ends the claim of the file. */
 static void take_descriptors(void) {
     for (int fd; (fd = receive()) >= 0 || programs_done < 2;) {
         for (int n = 0; fd >= 0 && n < 3; n++)

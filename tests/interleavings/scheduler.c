@@ -19,13 +19,15 @@
 #define MOST_STEPS 60000
 #define MOST_CHOICES 8192
 #define MOST_IGNORED 16
-/* Duration of a step; longest wait of step_waiting(); time at the start of a run [ns]. */
+/* STEP_NS: duration of a step; WAIT_NS: longest wait of step_waiting(); BEGIN_NS: time at the start
+ * of a run [ns]. */
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
-/* Exit status of a run whose known decisions have other options than in the run before. This
- * happens if a file has another inode number than before: if two numbers share a bit of a filter,
- * the library takes other steps. The run then proves nothing, so it is repeated. */
+/* Exit status of a run in which a known decision has another number of options than in the run
+ * before. This may happen if a file has another inode number than before: if the numbers of two
+ * files share a bit of a filter, the library takes other steps. The run then proves nothing, so it
+ * is repeated. */
 #define LED_ELSEWHERE 3
 /* The most attempts to run one order. */
 #define MOST_TRIES 5
@@ -34,8 +36,8 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: wake() must name this; NULL: any step of another thread */
-    uint32_t bits;     /* WAITING: wake() must have one of these bits */
+    const void *on;    /* WAITING: wake() of this address ends the wait; NULL: any other's step */
+    uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
     int is_woken, is_joined;
     sem_t may_run;
@@ -45,7 +47,7 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-static int is_exploring; /* 0: without any choice, threads run until all of them wait */
+static int is_exploring; /* 0: nothing is chosen, and threads run until all of them wait */
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
 
@@ -128,8 +130,8 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
     every = nth;
 }
 
-/* Returns whether the decision has another option that this process must try. The first decision
- * says which thread begins, and is no interrupt. The first decision after it that is an interrupt
+/* Returns whether decision `i` has another option that this process must try. Decision 0 says which
+ * thread begins, and is no interrupt. The number of the first decision that is an interrupt
  * determines the share to which an order belongs. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
@@ -150,8 +152,9 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* Appends the threads of this state that can be chosen to the `n` options, beginning with thread
- * `first`. Returns the new number of options. */
+/* The scheduler can choose each thread that is ready, or whose wait has a time limit. Appends to
+ * the `n` options the threads in this state that it can choose, beginning with thread `first`.
+ * Returns the new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;
@@ -179,9 +182,9 @@ static int is_anybody_left(void) {
 }
 
 /* Returns the thread that makes the next step after a step of thread `from`; -1 if there is none.
- * from: -1 at the start of a run. The first option is the same thread; if it waits, the next thread
- * that does not wait; if all wait, the thread whose wait ends first. Any other option is an
- * interrupt. */
+ * from: -1 at the start of a run. The first option is thread `from`. If it waits, the first option
+ * is the next thread that does not wait. If all threads wait, it is the thread whose wait ends
+ * first. Any other option is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;
@@ -210,8 +213,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. The time counts as held up from the moment at which some thread
- * could have gone on: at once if a thread is ready, else when the first wait would have ended. */
+/* Advances the clock to `until_ns`. Counts as held up the time from the moment at which some thread
+ * could have gone on. This moment is now if a thread is ready, and otherwise when the first wait
+ * would have ended. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {
@@ -361,8 +365,8 @@ static void run_here(void) {
     running->check();
 }
 
-/* Binds the process to its current processor. Its threads run one at a time, and on one processor
- * the switch from one to the next is faster. */
+/* Binds the process to its current processor. Its threads run one at a time, and a switch from one
+ * thread to the next is faster if both run on the same processor. */
 static void stay_on_this_processor(void) {
     cpu_set_t this_one;
     CPU_ZERO(&this_one);

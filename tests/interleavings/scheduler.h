@@ -1,10 +1,10 @@
 /* A scheduler that runs threads one at a time, in every order of their steps within a bound.
  *
  * A step is an atomic access, a system call, the locking or unlocking of a mutex, or a call of
- * step(). The code under test is compiled with -fsanitize=thread. Its atomic accesses are calls of
- * functions that accesses.c defines, and its calls that wait go to calls.c. Memory is sequentially
- * consistent. The clock is simulated: a step takes a microsecond. More time passes if all
- * threads wait, if an interrupt lets a wait time out, or by pass_time(). */
+ * step(). The code under test is compiled with -fsanitize=thread, so its atomic accesses are calls
+ * of functions, which accesses.c defines. Its calls that may wait go to functions of calls.c.
+ * Memory is sequentially consistent. The clock is simulated: a step takes a microsecond. More time
+ * passes if all threads wait, if an interrupt lets a wait time out, or if pass_time() is called. */
 #ifndef SCHEDULER_H
 #define SCHEDULER_H
 
@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A scenario. Each order of its threads' steps is run in a new process, which calls reset(), then
- * runs the functions `thread` in one thread each, and calls check() after they have ended. */
+/* A scenario. Each order of the steps is run in a new process. The process calls reset(), runs each
+ * function of `thread` in a thread of its own, and calls check() after these threads have ended. */
 #define TRIAL_THREADS 4
 struct trial {
     const char *name;
@@ -32,13 +32,13 @@ struct trial {
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
 /* Divides the orders among `of` processes; explore() in this process then runs share `number`. Only
- * orders whose first interrupt is at every nth decision are run. Every process also runs the orders
- * without an interrupt. */
+ * orders whose first interrupt is at decision nth, 2 nth, 3 nth etc. are run. Every process also
+ * runs the orders without an interrupt. */
 void take_share(unsigned number, unsigned of, unsigned nth);
 
-/* Each of these functions makes a step. Call one after an action that other threads may see. at:
- * address of the action in the code, for reports (step() takes its caller's). what: the memory that
- * was accessed; step_at() makes no step if this memory is ignored. */
+/* Each of these functions makes a step. Call one of them after an action that other threads may
+ * see. at: address of the action in the code, for reports; step() takes the address of its caller.
+ * what: the memory that was accessed; step_at() makes no step if this memory is ignored. */
 void step(void);
 void step_of(const void *at);
 void step_at(const volatile void *what, const void *at);
@@ -59,8 +59,8 @@ void wake(const void *what, int most, uint32_t bits);
 
 uint64_t scheduled_ns(void);
 void pass_time(uint64_t ns);
-/* The part of the time [ns] that passed although some thread could have gone on, because an
- * interrupt chose a waiting thread. */
+/* Returns for how long [ns] interrupts have held up threads that could have gone on: an interrupt
+ * that chooses a waiting thread advances the clock to the end of its wait. */
 uint64_t held_up_ns(void);
 /* The number of mutexes that the calling thread holds. */
 int locks_held(void);

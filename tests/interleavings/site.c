@@ -94,9 +94,10 @@ unsigned make_copy(unsigned file, unsigned version, uint64_t n) {
     return last_copy;
 }
 
-/* Returns the path of the file of which restore() makes copy `number`, a hard link. So a copy has
- * the same inode number in every run. The number decides where an index has the copy, and so which
- * steps a search of the index takes. */
+/* Returns the path of a file that lasts over all runs. Before each run, restore() makes copy
+ * `number` as a hard link to this file, so the copy has the same inode number in every run. The
+ * inode number decides at which place of an index the copy is, and so which steps a search takes.
+ */
 static const char *kept_copy(unsigned number) {
     char name[32];
     snprintf(name, sizeof name, "copy.%u", number);
@@ -113,8 +114,8 @@ uint64_t inode_of(const char *path) {
     return st.st_ino;
 }
 
-/* Puts the first version of each file back into the source, by a hard link to the kept file. So the
- * source's file has the same inode number in every run. */
+/* Puts the first version of each file back into the source, as a hard link to the file in `kept`.
+ * So the file in the source has the same inode number in every run. */
 static void restore_source(void) {
     for (unsigned k = 0; k < FILES; k++) {
         const char *kept = path_of("kept", names[k]), *path = path_of("source", names[k]);
@@ -169,8 +170,8 @@ void restore(void) {
     memset(site.fills->word, 0, sizeof site.fills->word);
 }
 
-/* The counters are in the padding of a shared segment: all runs share it, and the library does not
- * use it. */
+/* The counters are in the padding of a segment: all runs share the segment, and the library does
+ * not use the padding. */
 void note_met(enum met what) { site.clients->stats[0].unused[what]++; }
 uint64_t times_met(enum met what) { return site.clients->stats[0].unused[what]; }
 

@@ -1,8 +1,8 @@
 """Runs the library and the daemon's engine in every order of their steps within a bound.
 
-The trials cover a catalog entry, a copy that is being filled, a descriptor that is promoted to its
-copy or waits for an order, and a claim, while other threads close, replace, lock and read. Mappings
-are tested with a model instead (tests/csrc).
+The trials cover catalog entries, copies that are being filled, claims, and descriptors that are
+promoted or wait for an order. In each trial other threads close descriptors, or replace, lock or
+read the files. Mappings are tested with a model instead (tests/csrc).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interleavings.building import Trials
 from interleavings.exploring import explore
 
 LIMIT_S, MOST_ORDERS = 300.0, 1 << 20
-# The limits with --long. Each process of a trial may run LONG_ORDERS.
+# The limits with --long. Each process runs at most LONG_ORDERS orders of a trial.
 LONG_LIMIT_S, LONG_ORDERS = 3600.0, 1 << 20
 # For each trial, the counters that must not be 0 after it, and the most interrupts in an order. A
 # run with --long allows one more interrupt.
@@ -44,9 +44,9 @@ TRIALS = {
     "released": (["opened_again"], 1),
     "killed": (["opened_again"], 1),
 }
-# WHOLE: trials with few orders, of which each is run. For every other trial, a run without --long
-# tries only orders whose first interrupt is at every fourth decision (`offset`: every second).
-# These orders suffice to find the trial's bugs (bugs.py).
+# WHOLE: trials with so few orders that each order is run. For every other trial, a run without
+# --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (`offset`: at decision
+# 2, 4, 6 etc.). These orders suffice to find the trial's bugs (bugs.py).
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})

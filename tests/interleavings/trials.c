@@ -3,8 +3,9 @@
  *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *
  * Runs the trial NAME with at most BOUND interrupts, and stops after about MOST orders. Of the
- * orders whose first interrupt is at every NTH decision, it runs share SHARE of SHARES. ROOT is the
- * directory with the files. The program prints the number of runs, and what it counted in them.
+ * orders whose first interrupt is at decision NTH, 2 NTH, 3 NTH etc., it runs share SHARE of
+ * SHARES. ROOT is the directory with the files. The program prints the number of runs, and counters
+ * of what happened in the runs.
  */
 #include "trials.h"
 

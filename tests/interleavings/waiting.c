@@ -13,7 +13,7 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* The limit of open descriptors with which the daemon's table has room for one descriptor. */
+/* The limit on the daemon's open descriptors at which its table has room for one descriptor. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;
@@ -46,8 +46,8 @@ static void read_all(int fd, unsigned file) {
 }
 
 /* flock() must return within RECALL_NS, not counting the time for which interrupts hold threads up.
- * If it took less than RECALL_NS, the daemon has closed its descriptor of the open file, so the
- * lock must end with the program's close. */
+ * If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open file, so
+ * the lock must end when the program closes its own. */
 static void lock_and_close(int fd, unsigned file) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(fd, LOCK_EX) == 0);
@@ -102,8 +102,8 @@ static void open_and_read(void) {
     EXPECT(close(fd) == 0);
 }
 
-/* Runs the daemon's loop, beginning after a pause. At the pause's end, no more descriptors may wait
- * than the table has room for, unless an interrupt has held a thread up. */
+/* Pauses, and then runs the daemon's loop. When the pause ends, the daemon must have no more
+ * descriptors from programs than fit into its table, unless an interrupt has held a thread up. */
 static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());

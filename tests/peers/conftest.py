@@ -1,4 +1,4 @@
-"""Fixtures of servers and files, which are closed when their test ends."""
+"""Fixtures that make servers and files, and close them when the test ends."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def fetch_all(
     for room in rooms:
         assert (room[-4096:] == 0xA5).all(), "bytes went beyond the range"
     parts = [room[: int(get["received"])].tobytes() for room, get in zip(rooms, gets, strict=True)]
-    # The status MOVED has a node's rank added to it.
+    # A status greater than MOVED is MOVED plus a node's rank.
     statuses = np.minimum(gets["status"], PeerStatus.MOVED).tolist()
     return [PeerStatus(status) for status in statuses], parts
 
@@ -122,7 +122,7 @@ def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:
 
 
 class Seals:
-    """Makes the seals of the messages that one end sends, in their order."""
+    """Makes the seals of the messages that one end sends, one seal after the other."""
 
     def __init__(self, key: bytes) -> None:
         self._mac = ffi.gc(lib.monarch_mac_new(key), lib.monarch_mac_free)
@@ -220,8 +220,8 @@ def request(file: FileId, **fields: Any) -> bytes:
 
 
 def read_frame(line: Line) -> tuple[int, int, int]:
-    """Receives a frame and returns its kind, tag and value. Checks its seal, except that of a SUM,
-    which also depends on the bytes before it. Raises EOFError if the connection ends."""
+    """Receives a frame and returns its kind, tag and value. Checks the frame's seal unless it is a
+    SUM frame, whose seal also depends on the content. Raises EOFError if the connection ends."""
     data = b""
     while len(data) < FRAME_BYTES:
         more = line.connection.recv(FRAME_BYTES - len(data))
@@ -249,8 +249,8 @@ def bare(server: FileServer) -> socket.socket:
 
 
 def ends(connection: socket.socket | Line) -> bool:
-    """Discards what the other side sends; returns whether it then ends the connection, before a
-    receive times out."""
+    """Discards what the other side sends. Returns whether the other side ends the connection before
+    a receive times out."""
     try:
         while connection.recv(1 << 16):
             pass

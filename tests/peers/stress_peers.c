@@ -1,6 +1,6 @@
-/* Puts the transport under load, for the sanitizers. One program has a server, threads that request
- * files and compare every byte, a thread that shares files, lets them grow and withdraws them, and
- * threads that send damaged requests.
+/* Puts the transport under load, for the sanitizers. The program runs a server. Some of its threads
+ * request files and compare every byte, some send damaged requests, and one thread shares files,
+ * lets them grow and withdraws them.
  *
  *     stress_peers traffic SECONDS SEED     prints the numbers of ranges that arrived, of ranges
  *                                           that did not, and of accepted connections
@@ -72,8 +72,8 @@ static void connect_pair(int end[2]) {
     close(listener);
 }
 
-/* Returns the client's end of a new connection to the server; -1 if the server refuses it, because
- * it has too many connections. */
+/* Returns the client's end of a new connection to the server; -1 if the server refuses the
+ * connection because it has too many. */
 static int connected(void) {
     int end[2];
     connect_pair(end);

@@ -137,10 +137,12 @@ def test_a_proof_is_worth_nothing_on_another_connection(
 def test_the_servers_own_proof_is_no_clients(
     serving: tuple[FileServer, Offer], monkeypatch: pytest.MonkeyPatch, meant: int
 ) -> None:
-    """The server must reject its own proof from a client, although all else that is proved is the
-    same. `meant` is the rank that the client wants to reach: the server's, or another one."""
+    """The server must reject its own proof if a client sends it back, even if the client's proof
+    would cover exactly the same values. `meant` is the rank that the client says it wants to reach:
+    the server's rank or another rank."""
     server, _ = serving
-    # All random numbers are zeros, so that a proof is not rejected because of another number.
+    # All random numbers are zeros, so that the server cannot reject a proof because the random
+    # numbers differ.
     monkeypatch.setattr(secrets, "token_bytes", bytes)
     me = party(server.address, 1)
     about = bytes(NONCE_BYTES) + struct.pack("<cII", Purpose.FILES.value, me.rank, meant)
@@ -165,7 +167,7 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer,
         started = time.monotonic()
         assert_serves(server, file)
         assert time.monotonic() - started < 0.8
-        # The latest connections are still open, and are closed when their time limit has passed.
+        # The latest connections are still open. The server must close them after their time limit.
         assert all(ends(connection) for connection in crowd)
         assert time.monotonic() - started < 3
     finally:
@@ -242,8 +244,8 @@ def test_half_a_request_is_not_waited_for(serving: tuple[FileServer, Offer]) -> 
 def test_who_takes_nothing_is_left_alone_and_others_are_served(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """Clients that do not receive their answers must not delay others. There are more of them than
-    threads, and each answer is larger than the socket buffers."""
+    """Clients that do not receive their answers must not delay others. There are more such clients
+    than server threads, and each answer is larger than the socket buffers."""
     stall_s = sized(1.2, 2.0)
     server = server_factory(threads=2, stall_s=stall_s)
     large, small = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
@@ -265,7 +267,7 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
 def test_no_more_connections_than_there_may_be(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """A server with as many connections as allowed, all of them busy, must refuse another one."""
+    """A server that has as many busy connections as allowed must refuse another connection."""
     server = server_factory(connections=3)
     large, file = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)
     large.share(server, block=4 << 20)
@@ -320,10 +322,10 @@ def take(line: Line, n: int) -> bytes:
 def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer], known: bool
 ) -> None:
-    """The server sends a small answer in one call. If the kernel takes only a part, which may end
-    in a frame or in the content, the server must send the rest later."""
+    """The server sends a small answer in one call. If the kernel accepts only a part of the answer,
+    the server must send the rest later, whether the part ends in a frame or in the content."""
     server = server_factory(stall_s=20.0)
-    # Most files are so small that a partial call often ends in a frame.
+    # Most files are so small that the part that the kernel accepts often ends in a frame.
     sizes = [*range(1, 400), 20_001, SMALL, SMALL + 1]
     files = [offer(os.urandom(size), i + 1) for i, size in enumerate(sizes)]
     for file in files:

@@ -75,9 +75,9 @@ def script() -> Iterator[Script]:
 
 
 def says(*parts: Part, then: float = 0) -> Callable[[Line], None]:
-    """Returns a function for `play`, which receives a request, sends these parts, and ends.
+    """Returns a function for `play`. The function receives a request, sends the parts, and ends.
 
-    then : before it ends, it waits this long for the client to close the connection [s]
+    then : how long the function then waits for the client to close the connection [s]
     """
 
     def play(connection: Line) -> None:
@@ -239,8 +239,8 @@ def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
     script.play = play
     started = time.monotonic()
     assert fetch(script.peer(), FILE)[0] == PeerStatus.TIMEOUT
-    # Against frames, only the limit for the whole answer helps, which allows a peer that sends 128
-    # KiB/s (client.c).
+    # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit is
+    # so long that a peer that sends 128 KiB/s keeps it (client.c).
     limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
     assert time.monotonic() - started < limit + 10  # all bytes would take more than 1,000 s
 

@@ -1,5 +1,5 @@
-"""Somebody between two nodes sees and changes what they send. Neither node may accept a changed
-message, or one that is repeated on another connection."""
+"""Somebody between two nodes sees and changes what they send. Neither node may accept a message
+that was changed, or that is repeated on another connection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 CONTENT = os.urandom(2 * BLOCK + 17)
 WORDS = b"status"
-# The bytes that a fetch of the file sends in each direction. The answer has three blocks, each with
-# a DATA and a SUM frame, and an END frame.
+# How much a fetch of the file sends in each direction [bytes]. The answer has three blocks, each
+# with a DATA and a SUM frame, and one END frame.
 ASKED = ANSWER_BYTES + 80
 ANSWERED = HELLO_BYTES + REPLY_BYTES + 7 * FRAME_BYTES + len(CONTENT)
 LIMIT_S = 0.25
@@ -34,7 +34,7 @@ def as_it_is(data: bytes, _: int) -> bytes:
 
 
 def flip(at: int) -> Change:
-    """Returns a change that flips a bit in byte `at` of all bytes that one side sends."""
+    """Returns a change that flips a bit in the byte at offset `at` of all that one side sends."""
 
     def change(data: bytes, begins: int) -> bytes:
         place = at - begins
@@ -100,8 +100,8 @@ class Between:
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[tuple[Between, Offer]]:
-    """Yields a relay to a server, and a file of the server. All nodes take the relay's address for
-    the server's."""
+    """Yields a relay to a server, and a file of the server. In the list of nodes, the server has
+    the relay's address."""
     made = Between()
     server = FileServer(party(made.address), listen("127.0.0.1"), status=lambda: WORDS)
     made.to = server.address
@@ -169,7 +169,7 @@ def test_what_was_said_once_is_worth_nothing(between: tuple[Between, Offer]) -> 
 def test_who_has_another_address_is_not_the_one_that_is_meant(
     between: tuple[Between, Offer],
 ) -> None:
-    """A server must refuse a client that knows another address for the server's rank, although both
+    """A server must refuse a client that has another address for the server's rank, even if both
     have the same secret. This happens if the nodes were started with different lists of nodes."""
     way, file = between
     peer = peer_at(way.to)

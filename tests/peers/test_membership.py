@@ -1,4 +1,4 @@
-"""The description of the cluster that each of its daemons gets, and the cluster's name."""
+"""Tests of the description of the cluster, which each daemon gets, and of the cluster's name."""
 
 from __future__ import annotations
 

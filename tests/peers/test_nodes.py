@@ -74,7 +74,8 @@ def test_a_link_that_is_cut_and_mended(
         assert CONTENT.startswith(part)
         assert MIB <= len(part) < len(CONTENT)
         assert not peer.is_usable
-        # The server must close the connection, although no packet tells it that the client has.
+        # The server must close the connection, although no packet tells it that the client has
+        # closed its end.
         wait_until(lambda: server.counts()["connections"] == 0)
         nodes.set_link(1, up=True)
         wait_until(lambda: peer.is_usable)

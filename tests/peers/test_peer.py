@@ -1,4 +1,4 @@
-"""When a peer is contacted, and when it is left alone after a failure."""
+"""Tests of when a node contacts a peer, and of its pauses after a failure of the peer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scripted:
         with connection, contextlib.suppress(ConnectionError):
             while requests := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
                 if struct.unpack_from("<Q", requests, 48)[0] == 1:
-                    return  # the client asks for one byte to have a wrong block checked
+                    return  # the client requests one byte, to have a wrong block checked here
                 requests += connection.recv(REQUEST_BYTES, socket.MSG_WAITALL)
                 if meanwhile := self.meanwhile:
                     self.meanwhile = None
@@ -147,7 +147,7 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
         before = script.connects
         script.now += min(expected, LONGEST_PAUSE_S) - 0.001
         assert not peer.is_usable
-        assert ask(peer) == peer.last_failure != PeerStatus.OK  # at once, without a link
+        assert ask(peer) == peer.last_failure != PeerStatus.OK  # fails at once, without a link
         assert script.connects == before
         script.now += 0.001
         assert peer.is_usable
@@ -163,8 +163,8 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
 
 
 def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> None:
-    """If two fetches are under way when the peer fails, they must cause only one pause, even if the
-    second fetch fails after the pause of the first is over."""
+    """If two fetches are under way when the peer fails, they must cause only one pause. This holds
+    even if the second fetch fails only after the pause caused by the first one is over."""
     peer, script = made
 
     def fails_and_waits() -> None:

@@ -38,7 +38,7 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    assert server.counts()["accepted"] == 0  # C gets no connection for this
+    assert server.counts()["accepted"] == 0  # for a query, the C code gets no connection
 
 
 def test_more_than_an_answer_has_is_not_listened_to(
@@ -117,7 +117,7 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # One more client is disconnected; the others get their answer when it is ready.
+        # One more client is disconnected. The others get their answer when the answer is ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

@@ -1,4 +1,4 @@
-"""A fetch gives the requested bytes, or a status that says why not."""
+"""Tests that a fetch gives the requested bytes, or a status that says why it does not."""
 
 from __future__ import annotations
 

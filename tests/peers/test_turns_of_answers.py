@@ -1,5 +1,5 @@
-"""Only a few large answers are requested of a peer at a time, two of them on each link. Further
-requests wait for a turn, but not for long."""
+"""A node requests only a few large answers from a peer at a time, at most two on each link. Further
+requests wait until they are admitted, but not for long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LARGE, SMALL = FileId(0, 1, 1 << 20, 1), FileId(0, 2, (1 << 20) - 1, 1)
 
 
 class Silent:
-    """A transport whose other ends read requests, and send no answers. The tests send answers."""
+    """A transport whose links end at threads that read requests but send no answers. The tests send
+    the answers."""
 
     def __init__(self) -> None:
         # For each request, in order of arrival: path hash, time of arrival [s], connection, tag.
@@ -53,7 +54,7 @@ class Silent:
         self._threads[-1].start()
 
     def ask(self, peer: Peer, file: FileId) -> float:
-        """Fetches the file in a new thread; returns the time just before that [s]."""
+        """Fetches the file in a new thread; returns the time just before the fetch [s]."""
         began = time.monotonic()
         self.ask_for(peer, file)
         return began
