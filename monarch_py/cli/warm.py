@@ -145,7 +145,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
         left = _to_fill(progress) - progress.filled_bytes
         filled += f", {progress.left_files:,} ({format_size(max(0, left))}) ordered"
     elif progress.left_files:
-        filled += f", {progress.left_files:,} not"
+        filled += f", {progress.left_files:,} not filled"
     there = f"{progress.there_files:,} ({format_size(progress.there_bytes)}) already there"
     stay = ""
     if progress.at_source:

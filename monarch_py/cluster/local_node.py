@@ -174,7 +174,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         hint = (
             "free the port"
             if not silent
-            else f"the daemon there ({silent}) does not answer: end it"
+            else f"the daemon there ({silent}) does not answer; end its process"
         )
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"

@@ -149,7 +149,9 @@ def _check_agreed(info: NodeInfo, others: str, agreed: Mapping[str, str]) -> Non
         if ours != theirs:
             hint = _MENDS.get(key.partition("[")[0], f"correct {info.file}")
             if others == THOSE_THAT_RUN:
-                hint += ", as it was when they were started, or stop all daemons first"
+                hint += (
+                    ", as it was when the running daemons were started, or stop all daemons first"
+                )
             raise SessionError(
                 f"{info.name}: {key} is {theirs}, but on {others} it is {ours}; it must be the same"
                 f" on all nodes: {hint}"

@@ -141,7 +141,7 @@ class PathSelection:
 
     def _leave_out(self, text: str) -> None:
         why = "left out by the configuration; change `include`, `exclude`, `min_size` or `max_size`"
-        self.problems.append((text, f"{why} of its source and start the daemon again"))
+        self.problems.append((text, f"{why} of the file's source, then restart the daemon"))
 
     # --- entries of the catalog -----------------------------------------------------------------
 

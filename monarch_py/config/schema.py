@@ -66,7 +66,9 @@ def _block_size(text: str) -> int:
         raise ValueError(f"{text!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
     if n_bytes % PAGE_BYTES:
         problem = f"{text!r} is not a multiple of {PAGE_BYTES} bytes"
-        raise ValueError(problem, f"the nearest below is {n_bytes // PAGE_BYTES * PAGE_BYTES}")
+        raise ValueError(
+            problem, f"write {n_bytes // PAGE_BYTES * PAGE_BYTES}, the next smaller multiple"
+        )
     return n_bytes
 
 
@@ -269,7 +271,7 @@ class Config(Tuning):
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
     staging : a small area for copies that are dropped after use, see
         [`staging`](#staging-copies-that-come-and-go)
-    block_size : the size of one read from the source; `max` means the default
+    block_size : the size of the parts of a copy that have a checksum each; `max` means the default
     shared_tpool_size : the largest number of files and blocks that are copied at the same time
     scan : list everything in the background, or only the directories that programs read, see
         [the scan](#the-scan)

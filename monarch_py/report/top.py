@@ -187,7 +187,7 @@ def _programs(rows: Iterable[dict[str, Any]]) -> Table:
     table.add_column("program", no_wrap=True)
     table.add_column("files open", justify="right", no_wrap=True)
     table.add_column("served by", no_wrap=True)
-    table.add_column("among them", overflow="ellipsis")
+    table.add_column("one of these files", overflow="ellipsis")
     most = sorted(served, key=lambda key: (-served[key].total(), key))
     for pid, command in most[:MOST_PROGRAMS]:
         counts = served[pid, command]

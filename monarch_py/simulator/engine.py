@@ -190,7 +190,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
             raise MemoryError("the simulation does not fit into memory")
         known = [*known, struct][-EPOCHS_KNOWN:]
         epoch += 1
-    assert state == 0, "nothing moves, and the job is not over"
+    assert state == 0, "the simulation has stopped before the end of the job"
 
 
 def _dealt(values: Array, ranks: int) -> Array:

@@ -79,7 +79,7 @@ def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     hint = f"choose a directory of yours, or have root correct {path}"
     if st.st_uid not in (0, os.geteuid()):
-        text = f"{path} belongs to {user_name(st.st_uid)}, who can replace what lies in it"
+        text = f"{path} belongs to {user_name(st.st_uid)}, who can replace the files in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
     # A link's mode has no meaning. In a directory with the sticky bit, only the file's owner and
     # the directory's owner may rename or remove a file. So in both cases no other user can replace
@@ -89,11 +89,11 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_mode & stat.S_IWOTH:
         text = f"{path} may be written by everybody and has no sticky bit"
         return Doubt(
-            True, f"{text}, so that others can replace what lies in it", f"chmod +t {path}"
+            True, f"{text}, so that others can replace the files in it", f"chmod +t {path}"
         )
     if st.st_mode & stat.S_IWGRP and (who := _writers(path, st)):
         return Doubt(
-            False, f"{path} may be written by {who}, who can replace what lies in it", hint
+            False, f"{path} may be written by {who}, who can replace the files in it", hint
         )
     return None
 

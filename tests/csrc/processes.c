@@ -26,7 +26,7 @@ const char *out(const char *name) { return joined(outside, name); }
 
 void fail(const char *file, int line, const char *what) {
     fflush(stdout);
-    fprintf(stderr, "%s:%d: not so: %s (%s)\n", file, line, what, strerror(errno));
+    fprintf(stderr, "%s:%d: check failed: %s (%s)\n", file, line, what, strerror(errno));
     _exit(99);
 }
 

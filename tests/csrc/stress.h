@@ -34,10 +34,10 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
     _exit(1);
 }
 
-#define CHECK(ok)                                              \
-    do {                                                       \
-        if (!(ok))                                             \
-            die("%s:%d: not so: %s", __FILE__, __LINE__, #ok); \
+#define CHECK(ok)                                                    \
+    do {                                                             \
+        if (!(ok))                                                   \
+            die("%s:%d: check failed: %s", __FILE__, __LINE__, #ok); \
     } while (0)
 
 static inline uint64_t random_of(uint64_t *state) {

@@ -202,7 +202,7 @@ def test_engine_scanner_and_catalog(
         said = machine.check("engine", source, mounts.tmpfs("tier", 3 * MIB), "2", "8")
     counts = [int(word) for word in said.split()]
     assert all(counts[: len(JobStatus)])
-    assert counts[-1] > 100, "the lookers found hardly any copy"
+    assert counts[-1] > 100, "the lookup threads found too few copies"
 
 
 @pytest.mark.long

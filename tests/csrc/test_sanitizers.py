@@ -235,7 +235,7 @@ def test_engine_scanner_and_catalog(built: Built, tmp_path: Path, rounds: int, g
         counts = [int(word) for word in built.check("engine", source, tier, rounds, grants).split()]
     statuses, present = dict(zip(JobStatus, counts, strict=False)), counts[-1]
     assert [status for status, count in statuses.items() if not count] == []
-    assert present > 100, "the lookers found hardly any copy"
+    assert present > 100, "the lookup threads found too few copies"
 
 
 WAKES = draws.sized((50, 1000), (400, 8000))  # ROUNDS and PINGS of stress_wakes.c

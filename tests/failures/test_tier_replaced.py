@@ -152,7 +152,7 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
     site.mount.chmod(0o777)
     why = (
         f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
-        f" bit, so that others can replace what lies in it; chmod +t {site.mount}"
+        f" bit, so that others can replace the files in it; chmod +t {site.mount}"
     )
     # `serve` runs in the foreground, because a daemon in the background would not find the Python
     # packages of the tests.

@@ -49,7 +49,7 @@ class PairSite(Site):
         outcome.broken += [f"the next session: {what}" for what in after.broken]
         for tier in self.directory.glob("nodes/*/tier"):
             if left := [path for path in tier.rglob("c/*") if path.is_file()]:
-                outcome.broken.append(f"{tier} has {len(left)} copies of nobody")
+                outcome.broken.append(f"{tier} has {len(left)} copies that no manifest records")
         return outcome
 
     def _epoch(self, words: Sequence[str], laps: int, outcome: Outcome) -> None:

@@ -39,7 +39,7 @@ class RunSite(Site):
         ):  # fmt: skip
             self._read(reading, words, outcome)
         if self.log.exists() and "lingered" in self.log.read_text(errors="replace"):
-            outcome.broken.append("something that it has started did not end")
+            outcome.broken.append("a process that `monarch run` started did not end")
         self._look_at_what_is_left(outcome)
         return outcome
 

@@ -267,7 +267,9 @@ class Site:
             known = set(copies_in(session, tier).values()) if is_kept else set()
             lying = {p for p in session.tiers[tier].rglob("c/*") if p.is_file()}
             if lying - known:
-                outcome.broken.append(f"tier {tier} has {len(lying - known)} copies of nobody")
+                outcome.broken.append(
+                    f"tier {tier} has {len(lying - known)} copies that no manifest records"
+                )
         if left := list(self.directory.glob("area/**/c/*")):
             outcome.broken.append(f"the staging area has {len(left)} copies")
         look_at_shared_memory(session, outcome)

@@ -234,7 +234,7 @@ static void go_on(int from, const void *at) {
     int to = successor(from);
     int is_done = from >= 0 && threads[from].state == DONE;
     if (to < 0 && is_exploring && is_anybody_left())
-        wrong("nobody goes on");
+        wrong("no thread can continue");
     if (to >= 0 && threads[to].state == WAITING) {
         let_time_pass(threads[to].until_ns);
         make_ready(&threads[to], 0);

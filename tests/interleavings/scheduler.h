@@ -71,10 +71,10 @@ int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*functi
 void join_thread(pthread_t id);
 
 __attribute__((noreturn, format(printf, 1, 2))) void wrong(const char *format, ...);
-#define EXPECT(ok)                                               \
-    do {                                                         \
-        if (!(ok))                                               \
-            wrong("%s:%d: not so: %s", __FILE__, __LINE__, #ok); \
+#define EXPECT(ok)                                                     \
+    do {                                                               \
+        if (!(ok))                                                     \
+            wrong("%s:%d: check failed: %s", __FILE__, __LINE__, #ok); \
     } while (0)
 
 #endif

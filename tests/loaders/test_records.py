@@ -140,7 +140,7 @@ def test_types_of_elements(tmp_path: Path, values: Array) -> None:
 
 def test_elements_without_fixed_bytes_are_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "train.h5", np.array(["a", "bc"], dtype=object))
-    with pytest.raises(MonarchError, match=r"train\.h5: .* have no fixed bytes"):
+    with pytest.raises(MonarchError, match=r"train\.h5: .* have no fixed size"):
         RecordDataset(path, dataset="x")
 
 

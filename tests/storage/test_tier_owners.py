@@ -105,7 +105,7 @@ def with_an_access_list(place: Path) -> None:
 CASES: dict[Callable[[Path], None], tuple[bool, str] | None] = {
     opened_to_all: (True, "a/b/c may be written by everybody and has no sticky bit"),
     parent_opened_to_all: (True, "a/b may be written by everybody and has no sticky bit"),
-    anothers: (True, f"a/b/c belongs to user {BOBBY}, who can replace what lies in it"),
+    anothers: (True, f"a/b/c belongs to user {BOBBY}, who can replace the files in it"),
     parent_anothers: (True, f"a belongs to user {BOBBY}"),
     parent_anothers_and_sticky: (True, f"a/b belongs to user {BOBBY}"),
     through_a_link_of_another: (True, f"a/b/c belongs to user {BOBBY}"),

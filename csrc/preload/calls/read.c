@@ -124,7 +124,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
                 break;
         } else if (!monarch_demand_and_wait(w)) {
             monarch_log("read", monarch_pool(monarch_catalog_of(w->session), w->entry->path),
-                        "source: its copy did not come in time");
+                        "source: the copy was not ready in time");
             __atomic_fetch_add(&stats->fallbacks, 1, __ATOMIC_RELAXED);
             break;
         }

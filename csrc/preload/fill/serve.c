@@ -19,12 +19,12 @@ static const char *why_source(const struct session *s, const struct monarch_entr
         "source: no tier has room",
         "source: excluded by the configuration",
         "source: the file has changed",
-        "source: making its copy failed",
+        "source: its copy could not be made",
         "source: the file has attributes that the catalog cannot hold",
     };
     static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
                                          "source: its copy is being made",
-                                         "source: its copy is gone"};
+                                         "source: its copy could not be opened"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];

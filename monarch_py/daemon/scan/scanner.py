@@ -343,7 +343,7 @@ class Scanner:
         except OSError as error:
             self.full = True
             log.warning(
-                "shared memory is full (%s): only %d names have room in the catalog, and the source"
+                "shared memory is full (%s): the catalog has room for only %d names, and the source"
                 " serves all other files; make /dev/shm larger, or set MONARCH_SHM to a larger file"
                 " system",
                 error,

@@ -15,5 +15,5 @@ def n_bytes(argument: str, given: int | str, *, least: int = 1) -> int:
     except ValueError as error:
         raise ConfigError(f'{argument}: {error}; give bytes, or a size such as "1GiB"') from None
     if found < least:
-        raise ConfigError(f'{argument}: 0 bytes hold nothing; give a size such as "1GiB"')
+        raise ConfigError(f'{argument}: {given!r} is too small; give a size such as "1GiB"')
     return found

@@ -122,7 +122,7 @@ def rows_of(path: Path, dataset: str) -> Rows:
         dtype = found.dtype
         if dtype.hasobject or not _is_as_in_memory(found):
             raise MonarchError(
-                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed bytes, or h5py"
+                f"{path}: the elements of {dataset!r} ({dtype}) have no fixed size, or h5py"
                 " converts them; read them through h5py"
             )
         chunks = None if found.chunks is None else _chunks_of(found)

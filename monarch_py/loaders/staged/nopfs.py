@@ -114,7 +114,9 @@ class Job:
                 self.dataset, batch_sampler=self.sampler, tensors=False, **self.settings
             )
             if not self._loader.reads_in_place:
-                raise ConfigError("dataset: read_into does not read dataset[i]; make the two agree")
+                raise ConfigError(
+                    "dataset: read_into and dataset[i] return different bytes; change one of them"
+                )
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
