@@ -1,4 +1,5 @@
-"""Comparing names and attributes with the source when the system can start no more threads."""
+"""The comparison of names and attributes with the source, when the system cannot start the thread
+that compares them."""
 
 from __future__ import annotations
 
