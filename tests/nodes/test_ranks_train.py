@@ -26,7 +26,8 @@ KIB = 1 << 10
 
 
 def make_dataset(root: Path) -> int:
-    """Makes classes of files whose mean bytes differ. Returns the size of the dataset [bytes]."""
+    """Makes a dataset with a directory of files per class. The mean value of the bytes differs
+    between the classes. Returns the size of the dataset [bytes]."""
     total = 0
     for number in range(CLASSES):
         folder = root / f"class{number}"
@@ -48,8 +49,8 @@ def run(
     *,
     preload: bool,
 ) -> list[list[str]]:
-    """Runs all ranks, each with the library on its own node, or all without it. Returns the lines
-    that each rank has written."""
+    """Runs all ranks: each with the library on its own node, or all of them without the library.
+    Returns the lines that each rank has written."""
     out.mkdir()
     ranks = [f"{rank}:{mount.mountpoint}" for rank, mount in enumerate(mounts)]
     calls = [(node, [word]) for node, word in zip(nodes.all, ranks, strict=True)]
