@@ -4,9 +4,10 @@
  *
  *   stress_nodes SOURCE TIER0 TIER1 TIER2 SECONDS SEED
  *
- * Each node has a thread that acts as the node's daemon. Only this thread writes the node's catalog.
- * The program prints the numbers of: successful fills, bytes that came from peers, reads of whole
- * copies, reads of unfinished copies, links, fills from the node to which a file has moved. */
+ * Each node has a thread that acts as the node's daemon. Only this thread writes the node's
+ * catalog. The program prints the numbers of: successful fills, bytes that came from peers, reads
+ * of whole copies, reads of unfinished copies, links, fills from the node to which a file has
+ * moved. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
