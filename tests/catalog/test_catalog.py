@@ -185,8 +185,8 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Replaces each file by one whose inode number is larger by `more`, and finds it by that
-    number."""
+    """Replaces each file by one whose inode number is larger by `more`. Checks that the file's
+    entry is then found by the new number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
         catalog.update(entry, entries[entry : entry + 1])
