@@ -17,8 +17,8 @@ from support import lines
 #   errors are full sentences.
 # - 80 lines are for users of a site's module: hints that are valid for them, and output on narrow
 #   terminals.
-# - 75 lines of C compute checksums with AVX2 and in registers. To make a copy takes
-#   processor time mostly for its pages, its bytes and its checksum.
+# - 75 lines of C compute checksums with AVX2 and in registers. The processor time of a
+#   copy is mostly spent on its pages, its bytes and its checksum.
 # - With 70 lines of Python, mostly second lines of imports, commands start without loading numpy.
 # - With 35 lines, each tier's directory is in a block group of its own. In a group from which many
 #   files were just removed, ext4 takes twenty times as long to create a file.

@@ -286,7 +286,7 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
 
 
 def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) -> None:
-    """The catalog must not grow although most files are staged again in each of many epochs."""
+    """The catalog must not grow even if most files are staged again in each of many epochs."""
     catalog.add(*batch(many(300)))
     catalog.c.stamped, catalog.c.salt = 1 + 2, 5
     ids = list(range(300))

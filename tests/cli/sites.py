@@ -78,8 +78,8 @@ def present(site: Session) -> dict[str, int]:
 
 
 def hits(site: SiteSession, number: int, **environment: str) -> int:
-    """Reads all files of a dataset in a new process. Returns how many of its opens were served from
-    copies."""
+    """Reads all files of a dataset in a new process. Returns how many of that process's opens were
+    served from copies."""
     before = int(site.totals()["hits"])
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"

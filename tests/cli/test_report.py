@@ -306,8 +306,8 @@ def test_names_are_no_markup(monarch: Monarch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """With `--epochs 2`, a run of four epochs is shown as two. In the first one, half of the opens
-    came before there were copies."""
+    """With `--epochs 2`, a run of four epochs is shown as two. In the first of the two, half of the
+    opens came before there were copies."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]

@@ -157,8 +157,8 @@ def test_elements_of_an_array_are_jobs(site: SiteSession, job: str) -> None:
 
 
 def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
-    """A command in another PID namespace neither stops the daemon nor clears its copies, because it
-    cannot see the processes of the jobs outside."""
+    """A command in another PID namespace neither stops the daemon nor clears its copies, because
+    the command cannot see the processes of the jobs outside."""
     apart = ["unshare", "--fork", "--pid", "--mount-proc"]
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("needs root, or the right to make PID namespaces")

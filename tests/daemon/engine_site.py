@@ -62,7 +62,7 @@ class Engine:
             lib.monarch_engine_tier(self.c, number, descriptor)
 
     def order(self, entry: int, set_to: int | None = None) -> int:
-        """Orders a fill and returns the copy's number.
+        """Orders a fill of the file. Returns the number of the copy that the fill makes.
 
         set_to : the word that the entry gets; by default, FILLING with this copy's number"""
         self._copy += 1

@@ -1,4 +1,4 @@
-"""Trainings that follow a plan: the plan's file, and a DataLoader that reads the dataset."""
+"""Writes the plans of trainings, and runs trainings that read their dataset with DataLoaders."""
 
 from __future__ import annotations
 

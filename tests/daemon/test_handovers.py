@@ -122,7 +122,7 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share, with a copy of file 1 of the test's directory."""
+    """The session that all tests share. Of the test's directory, only file 1 has a copy."""
     # The daemon grants no room before a program uses files, so it opens the first file itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
@@ -202,7 +202,7 @@ def test_a_wrong_path_is_not_believed(session_factory: Factory, own_source: Slow
 
 
 LARGE = 3_000_000
-# Reads more than an eighth of the file in all, and less than half.
+# In total, the program reads more than an eighth but less than half of the file.
 AT_RANDOM = """
 import os, sys
 fd = os.open(sys.argv[1], 0)
@@ -223,7 +223,7 @@ def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """Starts a program that runs `script`, and `rest` at the end of the context."""
+    """Starts a program that runs `script`, and then, when the context ends, `rest`."""
     with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"

@@ -49,7 +49,7 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """Each directory asked for is listed. In `asked`, None stands for a walk, which takes
+    """Each directory asked for is listed. In `asked`, None stands for a walk, which lists
     directories that were asked for before."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:

@@ -101,7 +101,7 @@ def test_an_open_waits_for_a_fill_under_way(
         begin_fill(session, slow, second)
         assert program.read(second) == files.digests[second.name]
     after = slow.counts()
-    assert after["open"] - before["open"] == 1  # the fill's
+    assert after["open"] - before["open"] == 1  # by the fill
     assert after["bytes_read"] - before["bytes_read"] == SIZE
     totals = session.totals()
     assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
@@ -129,7 +129,7 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(last) == files.digests[last.name]
         slow.latency(read=0)
     after = slow.counts()
-    assert after["open"] - before["open"] == FIRST + 1  # the fills'
+    assert after["open"] - before["open"] == FIRST + 1  # by the fills
     totals = session.totals()
     assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
 

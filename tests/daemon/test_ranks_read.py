@@ -116,7 +116,7 @@ def test_who_misses_more_is_served_more_often(
     # rank has demanded.
     first = copied(session.tiers[0])[1 : DEMANDED + 1]
     of_many = sum(number in ranks[1] for number in first)
-    if is_on:  # eight of nine turns
+    if is_on:  # the second rank gets eight of nine turns
         assert of_many >= 0.8 * DEMANDED, first
     else:
         assert abs(of_many - DEMANDED / 2) <= 1, first
@@ -181,7 +181,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # seven of eight units
+    if is_on:  # the second rank gets seven of eight units
         assert lead >= units / 2
     else:
         assert lead <= 4

@@ -1,4 +1,5 @@
-"""Copies in a slow tier are in the page cache before the programs of a plan open them."""
+"""The daemon brings copies in a slow tier into the page cache before the programs of a plan open
+them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Site:
         self.flows.look()
 
     def choice(self, files: int = 1, due_s: float = 0.0, size: int = FILE) -> list[int]:
-        """Returns for each of the files 0, 1, ... the node that its fill asks first."""
+        """Returns, for each of the files 0, 1, ..., the node that the file's fill asks first."""
         ids = np.arange(files, dtype=np.uint64)
         asked = np.tile(np.array([PEER, NOBODY], dtype=np.int32), (files, 1))
         sizes = np.full(files, size, dtype=np.uint64)
@@ -114,7 +114,7 @@ def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() ->
         site.places.choose(np.zeros(1, dtype=np.uint64), asked, sizes, np.zeros(1))
         return [int(node) for node in asked[0]]
 
-    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked, and goes first
+    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked before, so it goes first
     assert chosen() == [PEER + HAS_IT, OTHER]
     site.now += TRY_AGAIN_S
     assert chosen() == [OTHER, PEER + HAS_IT]

@@ -120,7 +120,8 @@ def test_many_processes_that_read_one_file(
 def test_small_files_read_whole(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    """The call asks for more bytes than the file has, as programs do that do not know the size."""
+    """Each read asks for more bytes than the file has, like reads of programs that do not know the
+    file's size."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     # If a fill began while the reader's open() is under way, FUSE might read some pages twice,

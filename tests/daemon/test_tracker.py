@@ -277,7 +277,7 @@ def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
 
 
 def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
-    """Six files in slices of two leave none for the fourth node."""
+    """If six files are split into slices of two, no slice is left for the fourth node."""
     files, nodes, rng = 400, 4, random.Random(1)
     loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
     parts = training(files, ranks=nodes, batch=4), PlanPart("validation", 1, loader)

@@ -113,8 +113,8 @@ def namespaces() -> Iterator[Namespaces]:
 
 @pytest.fixture
 def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
-    """The nodes' hosts. Each has a thread in its network namespace, which starts the node's
-    processes."""
+    """The nodes' hosts. Each host has a thread that runs in the host's network namespace and starts
+    the node's processes there."""
     with ExitStack() as stack:
 
         def on(node: int) -> Host:

@@ -104,7 +104,7 @@ def address(word: str) -> tuple[str, int]:
 
 def main() -> None:
     uid, me, live, source, request = sys.argv[1:]
-    # From here on the program may do only what this user may.
+    # From here on, the program may do only what this user is allowed to do.
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))

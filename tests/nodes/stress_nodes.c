@@ -373,7 +373,7 @@ static void read_range(int fd, unsigned k, uint64_t at, uint64_t end) {
 static void read_whole(const struct node *n, uint64_t word, unsigned k) {
     int fd = open_copy(n, word);
     if (fd < 0)
-        return; /* dropped */
+        return; /* the copy was dropped */
     read_range(fd, k, 0, size_of(k));
     close(fd);
     count(&whole_reads);
@@ -421,7 +421,7 @@ static void *be_reader(void *arg) {
         const struct monarch_catalog *c = __atomic_load_n(&n->catalog, __ATOMIC_ACQUIRE);
         unsigned k = (unsigned)(below(&rng, RANGES) * 500 + below(&rng, FILES));
         if (below(&rng, 3) == 0)
-            k = k / 500 * 500 + 7; /* a large one */
+            k = k / 500 * 500 + 7; /* a large file */
         name_of(k, path);
         int64_t id = monarch_find(c, 0, path, strlen(path));
         CHECK(id >= 0);

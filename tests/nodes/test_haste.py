@@ -37,7 +37,7 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
     assert end["longest_s"] < 2
     cluster.nodes[1 - owner].wait_idle()
-    # The owner gives the last block only after it has looked at the source once more.
+    # The owner gives the last block only after it has checked the file at the source once more.
     assert cluster.served() <= size + block
     assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
 

@@ -1,6 +1,6 @@
-"""Several nodes with a plan: one of them fails, or jobs are restarted, or quotas differ or are too
-small. The nodes go on with the plan, and the source is read once for the files that the nodes can
-hold."""
+"""Several nodes follow a plan, but one of the nodes fails, or jobs are restarted, or quotas differ
+or are too small. The nodes go on with the plan, and each file that they can hold is read from the
+source once."""
 
 from __future__ import annotations
 

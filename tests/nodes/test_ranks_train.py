@@ -117,5 +117,5 @@ def test_losses_are_the_same_to_the_bit(
 
 
 def test_batches_are_the_same(nodes_factory: Make, mounts: Mount, tmp_path: Path) -> None:
-    """The same as above, with ranks that start sooner (see read_ranks.py)."""
+    """The same as the test above, but with ranks that start sooner (see read_ranks.py)."""
     check(READ, 2, nodes_factory, mounts, tmp_path)

@@ -53,7 +53,7 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
     ) as reader:
         reader.end()
     nodes.wait_idle()
-    # Blocks that had already come are not read again.
+    # Blocks that had already arrived are not read again.
     again = nodes[1].totals()["source_bytes_read_by_fills"] - 3 * SIZE
     assert 3 * MIB <= again <= 3 * SIZE
 
@@ -88,7 +88,7 @@ def test_what_has_rotted_goes_where_it_has_rotted(
 
 
 def mixed(value: int) -> int:
-    """monarch_mix of csrc/shared/catalog.h."""
+    """Computes the same as monarch_mix() in csrc/shared/catalog.h."""
     for _ in range(2):
         value = (value ^ value >> 32) * 0xD6E8FEB86659FD93 % (1 << 64)
     return value ^ value >> 32

@@ -81,8 +81,8 @@ def test_tiers_are_clean_after_a_start_whose_keeper_fails(
 def test_tiers_are_clean_after_a_start_without_threads(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """If the keeper of the second tier cannot start its thread, both tiers stay clean. The manifest
-    of the second tier is not in use yet."""
+    """If the keeper of the second tier cannot start its thread, both tiers stay clean. At that
+    time, the manifest of the second tier is not in use yet."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 

@@ -43,8 +43,8 @@ class MemoryGroup:
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
     def remove(self) -> None:
-        """Waits until the cgroup's processes have ended, then removes it. The kernel may release
-        their pages a moment later, so the removal is retried."""
+        """Waits until the cgroup's processes have ended, then removes the cgroup. The kernel may
+        release the processes' pages a moment later, so the removal is retried."""
 
         def gone() -> bool:
             with suppress(OSError):

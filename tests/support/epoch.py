@@ -22,7 +22,7 @@ SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"
 
 
 def content(seed: int, size: int) -> bytes:
-    """Returns the bytes of a file; word_of() in programs/known_bytes.h computes the same."""
+    """Returns the content of a file; word_of() in programs/known_bytes.h computes the same."""
     v = np.uint64(seed << 32) | np.arange((size + 7) // 8, dtype=np.uint64)
     for _ in range(2):
         v = (v ^ (v >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)

@@ -33,8 +33,8 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# All descriptors of the server process are below this number, so a forked process closes all
-# descriptors below it.
+# All descriptors of the server process are below this number. So a forked process closes all
+# descriptors below this number.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
 # The last argument of the server's command line reserves space: a forked process overwrites the
@@ -48,7 +48,7 @@ READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
 
 class Child:
-    """A process that this one has forked, with the interface of subprocess.Popen."""
+    """A process that the present process has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, words: Sequence[str]) -> None:
         self.pid, self.args = pid, list(words)
@@ -247,8 +247,8 @@ def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) ->
         os.close(errors)
         return Child(pid, command)
     try:
-        # Keeps the parent's objects alive: their finalizers would close descriptor numbers that the
-        # child uses for other files.
+        # Keeps the parent's objects alive, because their finalizers would close descriptor numbers
+        # that the child uses for other files.
         gc.freeze()
         os.setsid()
         os.chdir("/")

@@ -28,7 +28,8 @@ from support.session import MIB, Session, wait_until
 class Host:
     """The network of a node.
 
-    address : the node's address in it;  call : calls a function with arguments inside the network
+    address : the node's address in this network;  call : calls a function with arguments inside the
+    network
     """
 
     address: str = "127.0.0.1"

@@ -179,7 +179,7 @@ class Session:
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Starts `monarch serve` in a new process, which the caller must end. Its output goes to
+        """Starts `monarch serve` in a new process, which the caller must end. The process writes to
         the log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
