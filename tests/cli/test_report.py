@@ -340,8 +340,8 @@ TIERS = (("raise", 1), ("put", 4))
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
     """The advice says how long a run with more room would take. This run is limited by its source,
-    from which it has read the dataset 1 + 3 / 2 times. With room for all files, it would be read
-    once from the source and three times from the tier."""
+    from which it has read the dataset 1 + 3 / 2 times. With room for all files, the dataset would
+    be read once from the source and three times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)

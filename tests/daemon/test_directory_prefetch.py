@@ -162,7 +162,7 @@ def test_what_lies_beside_a_file_is_its_directory_or_all_below_one(
     session_factory: Factory, tmp_path: Path
 ) -> None:
     """Reads of four files in one directory make the daemon fill that directory. Reads in four
-    directories make it fill everything below their parent directory."""
+    subdirectories of a directory make the daemon fill everything below that directory."""
     files = Files(tmp_path / "source")
     for group in "ab":
         for label in range(6):

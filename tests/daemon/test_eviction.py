@@ -282,8 +282,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """A stand-in for the daemon's copies. It has one tier that evicts; the tier is lost, and to
-    look at it takes `look_s`."""
+    """A stand-in for the daemon's copies. It has one tier that evicts, and this tier is lost. A
+    look at the tier takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

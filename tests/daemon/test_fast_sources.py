@@ -240,9 +240,9 @@ EARLY, LATE = 200, 200
 def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """To follow a descriptor, so that it can be promoted to a copy, costs more than to read the
-    file. So only one descriptor in 256 is followed, and most reads come from the source although
-    the copies exist by then."""
+    """If a source is at hand, only one descriptor in 256 is followed, because to follow a
+    descriptor costs more than to read the file. So most reads come from the source, although the
+    copies exist by then."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()

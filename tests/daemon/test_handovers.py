@@ -434,8 +434,8 @@ def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
 def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
     session: Session, source: Directory
 ) -> None:
-    """After a program has read a file, the file is changed before its copy is made, or meanwhile.
-    The next open reads the new content."""
+    """After a program has read a file, the file is changed before its copy is made, or while the
+    copy is being made. The next open reads the new content."""
     script = (
         "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0)\n"
         " assert len(os.read(fd, 1 << 20)) == 100_000\n"
@@ -500,7 +500,7 @@ def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """On a mount that keeps no pages, the daemon would read from the source again what a program
-    has read. It learns this, and then reads the files for the programs instead."""
+    has read. The daemon learns this, and then reads the files for the programs instead."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

@@ -94,7 +94,7 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the files that are marked as wanted, so that policy decides on them. Returns their
+    """Takes the marks of the wanted files, on which policy is to decide. Returns the files'
     entries."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)

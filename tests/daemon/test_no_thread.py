@@ -1,5 +1,5 @@
-"""The comparison of names and attributes with the source, when the system cannot start the thread
-that compares them."""
+"""The loop goes on, and tries again later, if the system cannot start the thread that compares
+names and attributes with the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When the copying thread that has made a copy publishes it, and when the daemon's loop does."""
+"""Which copies are published by the copying threads that have made them, and which by the daemon's
+loop."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # After this, the loop counts the mark as seen, as if it had seen it while the file was FILLING.
+    # This makes the loop believe that it has handled the mark already, while the file was FILLING.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)

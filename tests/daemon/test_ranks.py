@@ -45,7 +45,7 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
     # With more than MOST_SEARCHED ranks, the rounding of each share and the least share of 1 may
-    # add up to 1.5 slices per rank.
+    # add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):

@@ -46,7 +46,7 @@ def staged(session: Session) -> int:
 
 def opened(session: Session) -> list[int]:
     """Returns the entries, rounded down to multiples of 64, of the files that clients have opened
-    without the daemon having taken note of it yet."""
+    and whose opens the daemon has not noted yet."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile

@@ -1,5 +1,5 @@
-"""A run of real daemons is compared with its simulation: as many bytes must come from each
-place."""
+"""A run of real daemons is compared with its simulation: about the same number of bytes must come
+from each place."""
 
 from __future__ import annotations
 

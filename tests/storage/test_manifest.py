@@ -98,8 +98,8 @@ def test_only_a_clean_end_in_this_boot_is_trusted(
         manifest.begin_use()
         manifest.end_use()
     assert reopened(path) is False
-    # `reopened` has closed the manifest without `end_use`, so that use of the manifest did not end
-    # cleanly.
+    # `reopened` has closed the manifest without `end_use`, so the last use of the manifest did not
+    # end cleanly.
     assert reopened(path) is True
     with closing(Manifest(path)) as manifest:
         manifest.begin_use()

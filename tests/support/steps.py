@@ -23,8 +23,8 @@ def sha(data):
 
 
 class Steps:
-    """Runs `script`. Each step() in the script pauses it until the test has called `wait` and then
-    `go`.
+    """Runs `script`. Each call of step() pauses the script until the test has called `wait` and
+    then `go`.
 
     The program and its children end with the context, even after an error.
     """
