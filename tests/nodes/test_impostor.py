@@ -24,7 +24,8 @@ from monarch_py.native import lib
 
 FILES, SIZE = 24, 300_000
 NOBODY, VICTIM, LIVE = 65534, 2, 0
-# How many times the impostor is asked for his status: each of his four replies comes twice.
+# How many times the impostor is asked for his status: often enough to get each of his four replies
+# twice.
 ASKED = 8
 
 
