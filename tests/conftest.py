@@ -165,7 +165,7 @@ class SharedSession(Session):
 
     @contextmanager
     def fast_source(self) -> Iterator[None]:
-        """The source delays nothing while the block runs."""
+        """Removes the source's delays while the block runs."""
         self._mounted.rate(0)
         self._mounted.latency(open=0, read=0)
         try:
@@ -178,8 +178,8 @@ class SharedSession(Session):
 
 
 def find_dataset(base: Path) -> Path:
-    """Returns the dataset's directory. The first worker of pytest makes the dataset. The others
-    share it, because no test changes it."""
+    """Returns the dataset's directory. The first worker of pytest makes the dataset. The other
+    workers share it, because no test changes the dataset."""
     top = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     made = top / "dataset"
     with (top / "dataset.lock").open("w") as lock:

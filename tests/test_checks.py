@@ -1,4 +1,4 @@
-"""pre-commit makes the checks of .ci/check. Names that the project's lists and pages mention
+"""pre-commit runs the checks of .ci/check, and the names that the project's lists and pages mention
 exist."""
 
 from __future__ import annotations

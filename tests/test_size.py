@@ -10,16 +10,16 @@ from collections import Counter
 import pytest
 from support import lines
 
-# The limits of the lines of code, which `PYTHONPATH=tests python -m support.lines` counts. Reasons
-# for which the limits were raised:
+# The limits on the numbers of lines of code, which `PYTHONPATH=tests python -m support.lines`
+# counts. Reasons for which the limits were raised:
 # - Loaders and packs take 4,550 lines of Python and 900 of C. With 270 of these lines, ranks
 #   compare the values by which they divide the samples, states and arguments are checked, and
 #   errors are full sentences.
 # - 80 lines are for users of a site's module: hints that are valid for them, and output on narrow
 #   terminals.
-# - 75 lines of C compute checksums with AVX2 and in registers. A copy's processor time is mostly
-#   that of its pages, its bytes and its checksum.
-# - With 70 lines of Python, mostly second lines of imports, commands start without numpy.
+# - 75 lines of C compute checksums with AVX2 and in registers. The processor time of a
+#   copy is mostly spent on its pages, its bytes and its checksum.
+# - With 70 lines of Python, mostly second lines of imports, commands start without loading numpy.
 # - With 35 lines, each tier's directory is in a block group of its own. In a group from which many
 #   files were just removed, ext4 takes twenty times as long to create a file.
 # - With 20 lines, the daemon's loop handles new names sooner. A first epoch of small files takes a

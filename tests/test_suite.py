@@ -23,7 +23,7 @@ def test_programs_that_tests_start_do_not_ignore_signals() -> None:
 
 def test_nor_does_a_suite_under_nohup() -> None:
     """Programs that tests start do not ignore SIGHUP and SIGINT, even if the suite itself was
-    started with both ignored, as nohup and a shell's background do."""
+    started with both signals ignored, as under nohup or in a shell's background."""
     name = test_programs_that_tests_start_do_not_ignore_signals.__name__
     inner = f"{Path(__file__).resolve()}::{name}"
     # The plugins that the suite needs, and no other.

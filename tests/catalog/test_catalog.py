@@ -185,8 +185,8 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Replaces each file by one whose inode number is larger by `more`, and finds it by that
-    number."""
+    """Replaces each file by one whose inode number is larger by `more`. Checks that the file's
+    entry is then found by the new number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
         catalog.update(entry, entries[entry : entry + 1])
@@ -286,7 +286,7 @@ def test_readers_in_other_processes_see_only_right_answers_while_it_grows(tmp_pa
 
 
 def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) -> None:
-    """The catalog must not grow although most files are staged again in each of many epochs."""
+    """The catalog must not grow even if most files are staged again in each of many epochs."""
     catalog.add(*batch(many(300)))
     catalog.c.stamped, catalog.c.salt = 1 + 2, 5
     ids = list(range(300))

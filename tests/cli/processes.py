@@ -56,7 +56,8 @@ def on_a_terminal(
     environment: Mapping[str, str],
     is_for_errors: bool = False,
 ) -> tuple[int, str]:
-    """Runs a command on a terminal of 30 lines. Returns its exit status and what it writes there.
+    """Runs a command on a terminal of 30 lines. Returns its exit status and what it writes to the
+    terminal.
 
     columns : the terminal's width [characters]
     is_for_errors : whether only the standard error is the terminal; the standard output is then

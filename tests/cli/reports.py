@@ -42,7 +42,7 @@ def made_report(
     **more: Any,
 ) -> dict[str, Any]:
     """Returns the report of a made-up run. Its tiers have room for a share of the files, and the
-    rate of its source limits it.
+    rate of its source limits the run.
 
     size : the size of each file [bytes]
     share : the share of the files that have copies (0 to 1)

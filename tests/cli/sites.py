@@ -78,8 +78,8 @@ def present(site: Session) -> dict[str, int]:
 
 
 def hits(site: SiteSession, number: int, **environment: str) -> int:
-    """Reads all files of a dataset in a new process. Returns how many of its opens were served from
-    copies."""
+    """Reads all files of a dataset in a new process. Returns how many of that process's opens were
+    served from copies."""
     before = int(site.totals()["hits"])
     said = site.python(READ, *site.files(number), env=environment)
     assert said == f"{6 * 40 * KIB}\n"
@@ -90,8 +90,8 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
 @contextmanager
 def under_run(site: SiteSession, script: str = "", **environment: str) -> Iterator[None]:
     """Runs a shell under `monarch run` while the block runs. The shell runs `script`, or by default
-    reads a file of the first dataset. The block begins once the shell has written a line `reads`
-    after that."""
+    reads a file of the first dataset. The block begins when the shell has done this and has written
+    a line `reads`."""
     script = f"{script or 'cat $MONARCH_SOURCE/a >/dev/null'}; echo reads >&2; read line"
     with subprocess.Popen(
         [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script],

@@ -462,8 +462,8 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_commands_status(
 
 
 def damage(copy: Path) -> None:
-    """Overwrites the first bytes of a copy. Its size stays, so only its checksum tells that it is
-    damaged."""
+    """Overwrites the first bytes of a copy. The size stays the same, so only the checksum shows
+    that the copy is damaged."""
     status = copy.stat()
     copy.chmod(0o600)
     with copy.open("r+b") as file:

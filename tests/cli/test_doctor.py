@@ -32,8 +32,8 @@ MACHINE = ["machine", "C library", "preload library", "shared memory", "many nod
 
 
 def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Runs `monarch doctor`. Returns its exit status and its findings by subject. If it has several
-    findings on a subject, only the last one is returned."""
+    """Runs `monarch doctor`. Returns its exit status and its findings by subject. If doctor has
+    several findings on a subject, only the last of these is returned."""
     done = session.monarch("doctor", "--json", environment=environment)
     assert done.stderr == ""
     return done.returncode, {found["what"]: found for found in json.loads(done.stdout)}
@@ -41,8 +41,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Makes doctor find no container, wherever the tests run. It looks for MPI, which needs a
-    separate process, only in tests that have the fixture `mpi`."""
+    """Makes doctor find no container, wherever the tests run. Doctor looks for MPI, for which it
+    needs a separate process, only in tests that have the fixture `mpi`."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
@@ -55,8 +55,8 @@ def mpi() -> None:
 
 @pytest.fixture
 def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session that `found` examines in the test's process. There a test can replace a part that
-    it cannot break from outside."""
+    """A session that `found` examines in the test's process. In this process, a test can replace a
+    part of the code that it cannot break from outside."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     yield session

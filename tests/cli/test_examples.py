@@ -158,7 +158,7 @@ def needs_daemon(line: str) -> int:
 
 
 TRIED: list[str] = sorted(
-    # tests/slurm runs the lines for Slurm, and tests/demo runs that of the demo.
+    # tests/slurm runs the lines for Slurm, and tests/demo runs the line of the demo.
     [x for x in [*LINES, *VARIABLES.values()] if not x.startswith(("srun", "monarch demo"))],
     key=needs_daemon,
 )

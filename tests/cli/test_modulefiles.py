@@ -31,7 +31,8 @@ from monarch_py import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's packages of the two conflict, so Lmod is in a directory of its own (.ci/run).
+# Debian's packages of the two module systems conflict, so Lmod is in a directory of its own
+# (.ci/run).
 MODULES = Path("/usr/share/modules/init/bash")
 LMOD = Path("/opt/lmod/usr/share/lmod/lmod")
 # The directory of the packages that Monarch needs.
@@ -47,7 +48,7 @@ class System:
 
     line: str
     language: str
-    # The beginnings of the names of the environment variables in which it keeps its own state.
+    # Prefixes of the environment variables in which the module system keeps its own state.
     own: tuple[str, ...]
 
     @property
@@ -85,8 +86,9 @@ def system(request: pytest.FixtureRequest) -> System:
 
 
 def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
-    """Makes an installation of the package beside `place`, and moves it to `place`. It includes the
-    bytecode of the modules, as with pip; otherwise, each command would compile them again."""
+    """Makes an installation of the package beside `place`, and moves it to `place`. The
+    installation includes the modules' bytecode, as with pip; otherwise, each command would compile
+    the modules again."""
     first = place.with_name(f"{place.name}.first")
     packages = first / packages_path
     built = Path(monarch_py.__file__).parent

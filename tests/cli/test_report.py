@@ -234,8 +234,8 @@ def test_a_run_with_a_daemon_that_has_served_before(
 def test_more_files_than_groups(
     session_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If there are more files than groups, the sums over the groups are those over the files that
-    `monarch ls` lists, for each tier."""
+    """If there are more files than groups, the sums over the groups equal the sums over the files
+    that `monarch ls` lists, for each tier."""
     groups = 20
     monkeypatch.setattr("monarch_py.commands.record.MOST_GROUPS", groups)
     source, places = tmp_path / "many", (tmp_path / "a", tmp_path / "b")
@@ -306,8 +306,8 @@ def test_names_are_no_markup(monarch: Monarch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """With `--epochs 2`, a run of four epochs is shown as two. In the first one, half of the opens
-    came before there were copies."""
+    """With `--epochs 2`, a run of four epochs is shown as two. In the first of the two, half of the
+    opens came before there were copies."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -339,9 +339,9 @@ TIERS = (("raise", 1), ("put", 4))
 
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
-    """The advice says how long a run with more room would take. This run, which its source limits,
-    has read the dataset 1 + 3 / 2 times from the source. With room for all files, it would be read
-    once from the source and three times from the tier."""
+    """The advice says how long a run with more room would take. This run is limited by its source,
+    from which it has read the dataset 1 + 3 / 2 times. With room for all files, the dataset would
+    be read once from the source and three times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)
@@ -354,7 +354,7 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
     """The advised quota fits into the tier's file system. The advised RAM tier fits into half of
-    the memory that was free when the training needed most."""
+    the memory that was free when the training needed most memory."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB

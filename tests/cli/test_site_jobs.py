@@ -65,8 +65,8 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
 
 
 def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSession) -> None:
-    """`monarch run` of job B does not stop the daemon of job A at its end, because job C has run
-    `monarch start` meanwhile. `monarch stop` of job C stops it."""
+    """When `monarch run` of job B ends, it does not stop the daemon of job A, because job C has run
+    `monarch start` meanwhile. `monarch stop` of job C stops the daemon."""
     a, b, c = ({"MONARCH_JOB": name, **site.of(0)} for name in "ABC")
     assert site.command_line("start", **a).returncode == 0
     pid = int(site.connection.ask("where")["pid"])
@@ -157,8 +157,8 @@ def test_elements_of_an_array_are_jobs(site: SiteSession, job: str) -> None:
 
 
 def test_jobs_outside_a_container_keep_their_daemon(site: SiteSession) -> None:
-    """A command in another PID namespace neither stops the daemon nor clears its copies, because it
-    cannot see the processes of the jobs outside."""
+    """A command in another PID namespace neither stops the daemon nor clears its copies, because
+    the command cannot see the processes of the jobs outside."""
     apart = ["unshare", "--fork", "--pid", "--mount-proc"]
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("needs root, or the right to make PID namespaces")

@@ -16,8 +16,8 @@ from monarch_py.ipc.session import SessionDir, link_session
 
 
 def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
-    """Commands without a configuration use the site's. So a user can read the log of a job that has
-    ended without naming a file."""
+    """Commands without a configuration use the site's configuration. So a user need not name a file
+    to read the log of a job that has ended."""
     done = site.command_line("logs")
     assert (done.returncode, done.stderr.split(" has left a log")[0]) == (
         3,
@@ -105,8 +105,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """A program warns that no daemon serves only if a dataset is named. It is silent if only the
-    site's module is loaded."""
+    """If a dataset is named, a program warns that no daemon serves. If only the site's module is
+    loaded, the program is silent."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")

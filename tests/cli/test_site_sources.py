@@ -25,8 +25,9 @@ from monarch_py.ipc.connection import DaemonConnection
 
 @pytest.fixture(scope="module", autouse=True)
 def old_datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets made before the first test, so that they are old. Copies and listings of files and
-    directories that changed just now are recorded or served only later."""
+    """Datasets made before the first test, so that they are old. If a file changed just now, its
+    copy is recorded only later. If a directory changed just now, its listings are served from the
+    catalog only later."""
     return make_datasets(tmp_path_factory.mktemp("old"))
 
 
@@ -49,7 +50,7 @@ def test_a_job_adds_its_dataset_to_the_daemon_of_another(site: SiteSession) -> N
     site.wait_all_present()
     assert site.connection.ask("where")["pid"] == pid
     assert present(site) == {"one": 6, "two": 6}
-    assert len(site.status()["tiers"]) == 1  # both datasets share it
+    assert len(site.status()["tiers"]) == 1  # both datasets share the tier
     assert hits(site, 0) == hits(site, 1) == 6
     done = site.command_line("start", "--source", str(site.datasets[1]))
     assert (done.returncode, done.stderr) == (0, "")

@@ -19,7 +19,7 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# Reads each file as a whole. The files take turns in how they are read, among all ways of reading
+# The program reads each file as a whole. For each file, it takes the next of all ways of reading
 # that are counted.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
@@ -91,7 +91,7 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     # Without `keep_pages`, an open would drop pages from the page cache that a fill has read but
-    # not copied yet. They would then be read from the source twice.
+    # not copied yet. These pages would then be read from the source twice.
     source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)

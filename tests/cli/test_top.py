@@ -129,8 +129,8 @@ def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
 
 
 def test_the_first_looks_show_the_programs(session: Session) -> None:
-    """The first looks show the files that programs have open. `monarch top` asks for them at once,
-    and again every 5 s."""
+    """The first looks show the files that programs have open. `monarch top` asks the daemon for
+    these files at once, and again every 5 s."""
     code = "import sys; f = open(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(session.source / "a")],
@@ -169,8 +169,8 @@ def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expecte
         monkeypatch.setattr(sys, "stdin", stdin)
         keyboard.write(keys)
         assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
-        # The keys also count if the time for them is over already: a look at the daemon may take
-        # longer than the interval between two looks.
+        # The keys count even if the time to wait for keys is already over, because a query of the
+        # daemon may take longer than the interval between two queries.
         keyboard.write(keys)
         assert _is_quit(time.monotonic() - 1, has_keys=True) == expected
 

@@ -183,8 +183,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """The quota that `monarch warm` proposes holds the files that were named. It does not include
-    another file that did not fit."""
+    """The quota that `monarch warm` proposes holds the files that were named. It has no room for
+    another file that did not fit, because that file was not named."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -206,7 +206,7 @@ def test_a_tier_that_was_lost_is_named_where_files_have_no_room(
     session_factory: Factory, source: Path, tmp_path: Path, has_another: bool
 ) -> None:
     """If a tier was lost and no other tier has room for the files, `monarch warm` names the lost
-    tier and fails. If another tier holds all files, it succeeds."""
+    tier and fails. If another tier holds all files, the command succeeds."""
     tiers = [{"mount_point": tmp_path / "lost", "max_storage_quota": MIB}]
     if has_another:
         tiers.append({"mount_point": tmp_path / "other", "max_storage_quota": MIB})
@@ -294,7 +294,7 @@ def test_files_that_the_scan_has_not_met_yet(
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """After `monarch warm`, a directory that was made after the scan is listed with the right names
     and attributes, and its files are served from copies. `monarch warm` was given only directories
-    above it, which the scan has found."""
+    above the new one, which the scan has found."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):
@@ -322,8 +322,8 @@ for top, _, files in os.walk(sys.argv[1]):
 
 
 def read_all(session: Session, source: Path, *, preload: bool = True) -> str:
-    """Returns the attributes and the first bytes of each file, or the error number if it does not
-    exist."""
+    """Returns the attributes and the first bytes of each file, or the error number if the file does
+    not exist."""
     script = """
 import os, sys
 for name in sys.argv[2:]:
@@ -395,7 +395,7 @@ def test_a_file_that_a_program_has_changed_stays_at_the_source(
 def test_copies_of_an_earlier_session_are_there(
     session_factory: Factory, old_source: Path, tmp_path: Path
 ) -> None:
-    """`monarch warm` counts copies of an earlier session as already there, also those that the
+    """`monarch warm` counts copies of an earlier session as already there, even copies that the
     daemon finds only while `monarch warm` runs."""
     many = Files(old_source.with_name("many")).wait_until_old().root
     tier = tmp_path / "kept"

@@ -31,7 +31,7 @@ BEYOND_ENGINE = ORDERS + 152
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """A source with sixty files of 10,000 bytes, of which each open takes 10 ms."""
+    """A source with sixty files of 10,000 bytes. Each open takes 10 ms."""
     mountpoint, backing = tmp_path / "mount", tmp_path / "backing"
     mountpoint.mkdir()
     backing.mkdir()

@@ -28,7 +28,8 @@ from monarch_py.util.units import MIB
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A source of 24 files of 64 KiB, a configuration with a tier of 16 MiB."""
+    """A directory with a source of 24 files of 64 KiB, and with a configuration whose tier has 16
+    MiB."""
     for name in ("source/deep", "tier"):
         (tmp_path / name).mkdir(parents=True)
     for number in range(24):

@@ -1,5 +1,5 @@
-"""`monarch sweep` removes what killed daemons have left. It keeps what running daemons use, and
-persistent copies."""
+"""`monarch sweep` removes what was left behind by killed daemons. It keeps what running daemons
+use, and persistent copies."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_what_runs_stays_until_it_is_stopped(
 def test_a_daemon_outside_the_container_is_stopped(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """`monarch sweep --stop` in a PID namespace of its own stops a daemon outside, although it
-    cannot see the daemon's process."""
+    """`monarch sweep --stop` in a PID namespace of its own stops a daemon outside this namespace,
+    although the command cannot see the daemon's process."""
     apart = ["unshare", "--fork", "--pid", "--mount-proc"]
     if subprocess.run([*apart, "true"], check=False).returncode:
         pytest.skip("needs root, or the right to make PID namespaces")

@@ -1,5 +1,5 @@
-"""The checksums that the C code records are those of the Python package xxhash, with which `monarch
-verify` checks copies."""
+"""The checksums that the C code records equal those that the Python package xxhash computes. With
+this package, `monarch verify` checks copies."""
 
 from __future__ import annotations
 

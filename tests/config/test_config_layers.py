@@ -72,8 +72,8 @@ def test_the_variable_is_enough(layered: Layered, monkeypatch: pytest.MonkeyPatc
 def test_each_layer_goes_before_the_one_below(
     layered: Layered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each key, the highest layer that gives it counts, and `config show` names the place of
-    its value."""
+    """For each key, the value from the highest layer that has the key counts, and `config show`
+    names the place of that value."""
     layered.below(
         TIER + "sources: [@/pfs]\nscan_rate: 10\nsource_limits: {operations: 5, bandwidth: 1MiB}\n"
         "tuning:\n  min_reads: 6\n"
@@ -216,7 +216,7 @@ def test_the_hint_leaves_the_tiers_before_their_room(
 
 def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layered) -> None:
     """A limit for a directory also holds for a file system that is mounted below the directory, for
-    example a separate one for each user. It does not hold for a file system elsewhere."""
+    example a separate file system for each user. It does not hold for a file system elsewhere."""
     layered.below(LIMITS.replace("{@: 3MiB}", "{@/ssd: 3MiB}"))
     with Mounts(layered.root) as mounts:
         mounts.tmpfs("ssd/user", 16 << 20)

@@ -1,4 +1,4 @@
-"""Reading configurations: which ones are understood, also all those in the documentation."""
+"""Which configurations can be read, among them all examples in the documentation."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ shared_tpool_size: "6"
     assert config.sources == (site.source(),)
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
-    # In the original, this is the size of reads. Here, the block size is that of checksums, and one
-    # value holds for all tiers.
+    # In the original, the block size is the size of reads. Here, it is the size of the parts of a
+    # copy that have a checksum each, and one value holds for all tiers.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")

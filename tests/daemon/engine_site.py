@@ -1,5 +1,5 @@
-"""A copy engine with a catalog and its tiers, without the daemon's loop: the test takes the
-results."""
+"""A copy engine with a catalog and tiers, but without the daemon's loop: the test takes the
+engine's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Results = npt.NDArray[Any]
 class Engine:
     """A started copy engine over a source with random files.
 
-    sizes : of the files, which are the catalog's entries [bytes];  tiers : how many"""
+    sizes : of the source's files, each of which is an entry of the catalog [bytes];  tiers : how
+    many tiers there are"""
 
     def __init__(self, place: Path, sizes: Sequence[int] = (SIZE,) * FILES, tiers: int = 1) -> None:
         self.source = source = place / "source"
@@ -61,7 +62,7 @@ class Engine:
             lib.monarch_engine_tier(self.c, number, descriptor)
 
     def order(self, entry: int, set_to: int | None = None) -> int:
-        """Orders a fill and returns the copy's number.
+        """Orders a fill of the file. Returns the number of the copy that the fill makes.
 
         set_to : the word that the entry gets; by default, FILLING with this copy's number"""
         self._copy += 1
@@ -105,15 +106,15 @@ class Engine:
         return int(self.catalog.words[entry])
 
     def slots(self) -> int:
-        """Returns how many fills have a slot with a map of finished units, which readers may look
-        at."""
+        """Returns the number of fills that have a slot. In a slot, readers find a map of the fill's
+        finished units."""
         return int(np.count_nonzero(np.array(list(self.fills.word))))
 
     def ask(self, entry: int, place: int | None = None) -> None:
-        """Wants the file and its first unit, as a reader that has opened the file does, or a peer's
-        request.
+        """Marks the file as wanted and demands its first unit, as a reader does that has opened the
+        file, or a thread that answers a peer's request.
 
-        place : in the table of demands; by default, the entry's number"""
+        place : index in the table of demands; by default, the entry's number"""
         lib.monarch_want_file(self.clients, entry)
         self.demand(entry, entry if place is None else place)
 
@@ -131,8 +132,8 @@ class Engine:
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """Claims a file as a program that reads it does, or (MONARCH_CLAIM_HANDED) one that has
-        handed it over."""
+        """Claims a file as a program does that reads it, or, with the flag MONARCH_CLAIM_HANDED, as
+        a program does that has handed it over."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
 
@@ -150,8 +151,8 @@ class Engine:
         """Grants the engine these rooms, one for each tier.
 
         is_part : the tiers have more room than is granted;  meets : bit mask of the sources whose
-        unknown files the engine may add to the catalog;  staged_bytes : if positive, the last room
-        is that of the staging area, for files of at most this size"""
+        unknown files the engine may add to the catalog;  staged_bytes : if positive, the last of
+        `rooms` is in the staging area, for files of at most this size"""
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes

@@ -1,4 +1,4 @@
-"""Trainings that follow a plan: the plan's file, and a DataLoader that reads the dataset."""
+"""Writes the plans of trainings, and runs trainings that read their dataset with DataLoaders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
-# For tests that call `train`.
+# This mark skips a test whose training uses torch if torch is not installed.
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install '.[torch]'"
 )
@@ -38,9 +38,10 @@ def plan_of(
     nodes: int = 1,
     names: list[str] | None = None,
 ) -> Path:
-    """Writes the plan of a training on all files, sorted by name, or on those with these names.
+    """Writes the plan of a training on all files, sorted by name, or on those called `names`.
+    Returns the path of the plan.
 
-    root : where the training sees the files"""
+    root : directory in which the training opens the files"""
     names = names or sorted(files.digests)
     sizes = [files.path(name).stat().st_size for name in names]
     index = Index.of("files", root, names, sizes)
@@ -63,8 +64,8 @@ def train(
     timeout: float = 120,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Runs programs/train_planned.py. Returns what it prints for each epoch: its number, a digest
-    of all content, and how long it took [s]."""
+    """Runs programs/train_planned.py. Returns what the program prints for each epoch: the epoch's
+    number, a digest of all content, and how long the epoch took [s]."""
     words = [sys.executable, str(TRAIN), str(root), json.dumps(settings)]
     done = session.run(words, preload=preload, timeout=timeout)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Files that tests share, so that they are old enough for their copies to be recorded."""
+"""Files that tests share. They are made early, so that they are soon old enough for their copies to
+be recorded in a manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from support.epoch import make_files
 from support.files import Files
 
 DIRECTORIES, MANY, SIZE = 6, 20, 8_000
-# How many files `numbered` has, and their size [bytes].
+# How many files `numbered` has, and the size of each [bytes].
 NUMBERED = (200, 50_000)
 
 
@@ -23,8 +24,9 @@ class OldFiles:
     """Files that are made when the first test of this directory starts, so that hardly any test
     has to wait until they are old (`Files.wait_until_old`). Tests may change only `one_tests`.
 
-    flat : ten of 100 kB;  tree : see add_tree;  numbered : see NUMBERED, named by their seeds
-    one_tests : thirty of 1 kB, for a single test, which changes some
+    flat : ten files of 100 kB;  tree : see add_tree;  numbered : see NUMBERED, files named by their
+    seeds
+    one_tests : thirty files of 1 kB, for a single test, which changes some of them
     """
 
     def __init__(self, place: Path) -> None:

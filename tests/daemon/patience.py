@@ -1,4 +1,4 @@
-"""Builds the preloaded library with other limits for how long readers wait."""
+"""Builds the preloaded library with other limits on the time that readers wait."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from tempfile import TemporaryDirectory
 
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, build, compile_all
 
-# The source file that has the time limits.
+# The C file that defines the time limits.
 WAITS = "preload/fill/wait.c"
 
 
 def build_waiting(directory: Path, **times_s: float) -> Path:
-    """Returns a library with these constants of WAITS [s]. All other objects are compiled as in
-    other tests, so that the compiler's cache has them."""
+    """Builds a library in which these constants of WAITS have these values [s], and returns its
+    path. All other C files are compiled as in other tests, so their objects are in the compiler's
+    cache."""
     flags = [f"-D{name}_NS={round(time_s * 1e9)}ULL" for name, time_s in times_s.items()]
     out = directory / "libmonarch.so"
     assert WAITS in PRELOAD

@@ -1,4 +1,5 @@
-"""A session that follows plans over a slow source, and what its daemon reports of the plans."""
+"""A session that follows plans over a slow source, and functions that read what its daemon reports
+about the plans."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
 MANY, SIZE, SEED = 600, 50_000, 11
-# The quota of the staging area, a good quarter of the dataset [bytes].
+# The quota of the staging area [bytes]: a good quarter of the dataset's size.
 AREA = MANY * SIZE * 7 // 25
 
 
 class Site:
-    """A dataset behind a slow source, and a session whose tier holds a part of it."""
+    """A dataset behind a slow source, and a session whose tier holds a part of the dataset."""
 
     def __init__(
         self, factory: Factory, mounted: SlowSource, directory: Path, files: int = MANY
@@ -73,8 +74,8 @@ def wait_followed(session: Session) -> None:
 
 @contextmanager
 def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any]]]:
-    """Yields a list of the daemon's counters: an item for each epoch of the plan that has ended,
-    and one for the end of the context."""
+    """Yields a list to which the daemon's counters are added at the end of each of the plan's first
+    `epochs` epochs, and once more at the end of the context."""
     counted: list[dict[str, Any]] = []
     end = threading.Event()
 
@@ -96,7 +97,7 @@ def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any
 
 
 def late(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """The share of opens that found no copy, or whose reads waited for one."""
+    """The share of the opens that found no copy, or whose reads waited for a copy."""
     opens = after["opens"] - before["opens"]
     waited = after["waits"] - before["waits"] + after["misses"] - before["misses"]
     print(f"{waited} of {opens} waited")

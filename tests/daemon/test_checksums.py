@@ -1,4 +1,5 @@
-"""A copy's recorded checksums are those of its bytes, in whatever order its units were filled."""
+"""The checksums recorded for a copy are those of its content, in whatever order its units were
+filled."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 UNIT = 256 << 10
-# Two blocks; the second ends in the middle of a unit.
+# A file has two blocks, the second of which ends in the middle of a unit.
 SIZE = 7 * MIB + 100_001
 PER_BLOCK, UNITS = 16, 29
 
@@ -55,7 +56,8 @@ def test_copies_made_in_any_order_have_their_own_checksums(
     files = dict(zip(ORDERS, make_files(source.backing, len(ORDERS), SIZE), strict=True))
     session = session_factory(source.mountpoint, shared_tpool_size=threads, **IN_UNITS).start()
     session.wait_scanned()
-    # Slow enough for the demands to come before the units that lie ahead of them.
+    # Reads are so slow that a demand arrives before the fill has read all units ahead of the
+    # demanded one.
     source.latency(read=0.001)
     for order, seed in files.items():
         with Steps(session, READ, source.mountpoint / str(seed), ORDERS[order]) as reader:

@@ -1,5 +1,5 @@
-"""The daemon receives commands also when many come at once, when it has no free descriptors for a
-while, and when a file system that is no source of it hangs."""
+"""The daemon receives commands even if many arrive at once, if it has no free descriptors for a
+while, or if a file system hangs that is not one of its sources."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def daemon(session: Session) -> psutil.Process:
 
 
 def connected(session: Session, most: int) -> Iterator[socket.socket]:
-    """Yields connections that send nothing, at most `most`, until the daemon's listen queue is
-    full."""
-    directory = os.open(session.paths.path, os.O_RDONLY)  # its path may be too long for a socket
+    """Yields connections that send nothing. Ends after `most` connections, or when the daemon's
+    listen queue is full."""
+    directory = os.open(session.paths.path, os.O_RDONLY)  # the path may be too long for a socket
     try:
         for _ in range(most):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -136,8 +136,8 @@ def waits_for_fuse(task: Path) -> bool:
 def test_nobody_waits_for_a_daemon_that_has_ended(
     monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """Clients see the end of a daemon at once. Its process may live on while one of its threads
-    hangs in a source's file system."""
+    """Clients see the end of a daemon at once, although the daemon's process may live on while one
+    of its threads hangs in a source's file system."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     session.paths.make()

@@ -1,4 +1,4 @@
-"""How many fills may be in flight, decided against models of sources."""
+"""How the daemon decides how many fills may be in flight, tested with models of sources."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ UNIT = 256 * 1024
 
 @dataclass
 class Source:
-    """Serves `slots` requests at a time, each for `latency_s`; all requests share `bytes_per_s`.
+    """Serves `slots` requests at a time. Each takes `latency_s`; all requests share `bytes_per_s`.
 
-    size : of its files [bytes];  readers : threads of programs, which open one file after the other
+    size : of its files [bytes];  readers : threads of programs, each of which opens one file after
+    the other
     """
 
     latency_s: float
@@ -75,7 +76,7 @@ class Clock:
             self.widths.append(self.reads.step(self.now_s, counted, is_full=is_full))
 
     def usual(self, windows: int = 3 * HOLD) -> int:
-        """The most frequent width of the last windows."""
+        """The most frequent width of the last `windows` windows."""
         last = self.widths[-windows:]
         return max(set(last), key=last.count)
 
@@ -88,8 +89,8 @@ def test_a_source_of_high_latency_gets_all_within_half_a_second() -> None:
 
 @pytest.mark.parametrize("size", [4096, 128 * 1024])
 def test_chance_does_not_keep_it_low(size: int) -> None:
-    """The width soon reaches its maximum although the number of files that end in a tenth of a
-    second varies at random."""
+    """The width soon reaches its maximum although the number of fills that end in a window varies
+    at random."""
     soon = []
     for seed in range(200):
         chance = random.Random(seed)
@@ -106,7 +107,8 @@ def test_chance_does_not_keep_it_low(size: int) -> None:
 
 
 def test_a_busy_machine_is_not_taken_for_a_crowded_source() -> None:
-    """On a busy machine every open takes longer, whatever the fills do: the width must not sink."""
+    """On a busy machine every open takes longer, whatever the fills do, so the width must not
+    sink."""
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(Source(0.004, size=16 * 1024, readers=8), HOLD)
     assert clock.reads.width == 64
@@ -138,13 +140,13 @@ def test_it_follows_a_source_that_changes() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4096, MIB), (MIB, 4096)])
 def test_other_files_are_no_gain(before: int, after: int) -> None:
-    """A change of the files' sizes is not taken for a gain: larger files bring more bytes, smaller
-    ones more files, from one window to the next."""
+    """If the files' sizes change from one window to the next, the width is not raised. Larger files
+    bring more bytes per window and smaller ones more files, but neither is a gain."""
     reads = ReadsInFlight(4, 64)
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
     for window, size in enumerate([before, after, after]):
-        # A file costs the source 50 us besides its bytes.
+        # Besides the transfer of its bytes, a file costs the source 50 us.
         per_s = 1 / (size / bytes_per_s + 50e-6)
         files += per_s * WINDOW_S
         n_bytes += per_s * WINDOW_S * size
@@ -165,13 +167,14 @@ def test_it_stays_within_its_bounds_and_near_the_best(
     source = Source(latency_s, bytes_per_s)
     clock.run(source, 12 * HOLD)
     assert set(clock.widths) <= set(range(least, most + 1))
-    # The width is raised only for a gain of GAIN, and lowered only for a loss of at most LOSS.
+    # The width is raised only if that multiplies the rate by more than GAIN, and lowered only if
+    # the rate stays above LOSS times its earlier value.
     assert source.rate(clock.usual()) >= source.rate(most) * LOSS / GAIN
 
 
 def test_a_rate_counts_only_while_more_is_wanted() -> None:
-    """A window counts only if more fills were wanted than were in flight all the time: otherwise a
-    larger width would have gained nothing."""
+    """A window counts only if, throughout the window, more fills were wanted than were in flight.
+    Otherwise a larger width would have gained nothing."""
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)
@@ -200,8 +203,8 @@ def test_who_has_slots_enough_keeps_no_program_waiting(readers: int) -> None:
 
 @pytest.mark.parametrize(("slots", "readers"), [(8, 2), (12, 8), (12, 1), (64, 8)])
 def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: int) -> None:
-    """The rate of the fills alone would call for 64 in flight, but each further fill takes slots
-    from the programs."""
+    """If only the rate of the fills counted, 64 fills would be in flight, but each further fill
+    takes a slot of the source from the programs."""
     source = Source(0.004, size=16 * 1024, slots=slots, readers=readers)
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(source, 10 * HOLD)
@@ -215,8 +218,8 @@ def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: in
 
 def test_what_programs_make_each_other_wait_is_their_least() -> None:
     """Programs read from a source that serves one request at a time, so they make each other wait.
-    The number of fills in flight is lowered to its minimum once. Programs wait no less then, so the
-    number rises again."""
+    The number of fills in flight is once lowered to its minimum. The programs wait as long as
+    before, so the number rises again."""
     clock = Clock(ReadsInFlight(4, 16))
     clock.run(Source(0.001, size=4096, slots=1, readers=1), 2 * HOLD)
     crowd = Source(0.001, size=4096, slots=1, readers=40)

@@ -35,7 +35,7 @@ MANY, SIZE = 40, 20_000
 KIB = 1024
 Factory = Callable[..., Session]
 
-# Ways in which programs get all bytes of a file (READS), or only a part of it (PARTS).
+# Ways in which programs get all bytes of a file (READS), or only some of them (PARTS).
 READS = {
     "read": "f = open(path, 'rb', 0)\nwhile f.read(8192): pass",
     "pread": "for at in range(0, size, 8192): os.pread(fd, 8192, at)",
@@ -150,7 +150,8 @@ def test_who_reads_a_part_of_each_file_has_none_filled_ahead(
     for number, how in enumerate(PARTS.values()):
         read(session, *some(files, NAMES + 1, first=number * (NAMES + 1)), how=how)
     read(session, *some(files, NAMES - 1, first=MANY - NAMES))
-    # The library does not see how much is read of mappings and streams: such a file is copied.
+    # The library does not see how much of a mapping or stream a program reads, so such a file is
+    # copied.
     copied = NAMES - 1 + (NAMES + 1) * len({"mmap", "stream"} & PARTS.keys())
     wait_until(lambda: present(session) == copied, what="copies of what was read")
     assert_quiet(session)
@@ -160,8 +161,8 @@ def test_who_reads_a_part_of_each_file_has_none_filled_ahead(
 def test_what_lies_beside_a_file_is_its_directory_or_all_below_one(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """Four files read in one class fill that class; four files of different classes fill the
-    directory that holds the classes."""
+    """Reads of four files in one directory make the daemon fill that directory. Reads in four
+    subdirectories of a directory make the daemon fill everything below that directory."""
     files = Files(tmp_path / "source")
     for group in "ab":
         for label in range(6):
@@ -208,7 +209,8 @@ def test_directories_are_known_by_four_names() -> None:
 
 
 def test_what_the_scan_finds_later_joins(session_factory: Factory, tmp_path: Path) -> None:
-    """Files that a long scan finds after their directory is known to be read are filled too."""
+    """A file is filled too if a long scan finds it only after the daemon has begun to fill the
+    file's directory."""
     files = Files(tmp_path / "source").add_many(MANY, SIZE)
     settings = {"prefetch": "auto", "scan_rate": 30, "scan_threads": 1}
     session = session_factory(files.root, **settings).start()
@@ -223,7 +225,7 @@ def test_what_the_scan_finds_later_joins(session_factory: Factory, tmp_path: Pat
 
 @contextmanager
 def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[Daemon]:
-    """Runs the daemon in this process, so that a test can change its limits."""
+    """Runs the daemon in this process, so that a test can change the daemon's limits."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     session.paths.make()
     daemon = Daemon(load_config(session.config), session.paths)
@@ -240,8 +242,8 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Lets only five files of SIZE be filled ahead before programs use some. Returns this
-    number."""
+    """Lets the daemon fill only five files of SIZE ahead until programs use some of them. Returns
+    5."""
     files = 5
     monkeypatch.setattr(unused, "BYTES_AT_FIRST", files * SIZE + 1)
     return files
@@ -266,7 +268,7 @@ def test_no_more_is_filled_ahead_than_may_lie_there_unused(
         expect()
         read(session, *some(files, NAMES))  # reading them again adds nothing
         expect()
-        # When programs use copies that were filled ahead, more files may be filled.
+        # When programs use copies that were filled ahead, the daemon may fill more files ahead.
         names = sorted(names_present(session) - {path.name for path in some(files, NAMES)})
         read(session, *(files.path(name) for name in names[:6]))
         used += 6
@@ -302,8 +304,9 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     flat: Files,
     small: list[dict[str, object]],
 ) -> None:
-    """A tier has room for the files that a program reads, but was filled with other files of the
-    directory. When the program reads its files again, all of them get copies."""
+    """A tier has room for the files that a program reads, but the daemon has filled it with other
+    files of their directory. When the program reads its files again, all of its files get
+    copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
@@ -318,7 +321,7 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
     read(session, *own)
     refused_at = time.monotonic()
     session.wait_idle()
-    # The eviction of unused copies and the fills in their place may still be under way.
+    # The eviction of unused copies, and the fills that take their room, may still be under way.
     wait_until(
         lambda: (
             session.status()["sources"][0]["bypass"]
@@ -337,8 +340,8 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
 def test_opens_are_heard_of_before_the_first_copy_is_there(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, flat: Files
 ) -> None:
-    """The daemon follows opens before it orders fills ahead: otherwise a file opened as soon as its
-    copy is there would count as unused for good."""
+    """The daemon follows opens before it orders fills ahead. Otherwise a copy whose file is opened
+    as soon as the copy exists would count as unused for good."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
         fill_ahead = daemon.filler.requests.fill_ahead
@@ -402,8 +405,8 @@ def test_the_newest_directory_comes_first(
     with served_here(monkeypatch, session):
 
         def wait_for(read_files: int) -> tuple[int, int]:
-            """Returns how many copies each directory has, once as many files are filled as may
-            be."""
+            """Waits until as many files are filled as the limit allows. Returns how many copies
+            each directory then has."""
             all_ = read_files + little + unused.BYTES_FOR_EACH_READ * read_files
             wait_until(lambda: present(session) == all_, what=f"{all_} copies")
             of_a = sum(name.startswith("a/") for name in names_present(session))
@@ -438,8 +441,8 @@ def test_what_a_command_gives_up_is_filled_ahead_all_the_same(
     session = auto(session_factory, slow.mountpoint, shared_tpool_size=1)
     slow.latency(open=0.02)
     names = list(files.digests)[:NAMES]
-    # A program that finds copies of the files that it reads does not tell the daemon of them, so
-    # that nothing is filled beside them: `warm` must leave these files out.
+    # The library does not report a read to the daemon if the file has a copy, and then the daemon
+    # fills nothing beside that file. So `warm` must leave out the files that the program reads.
     catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     others = [entry for entry in range(MANY + 1) if catalog.path(entry) not in names]
     session.connection.ask("warm", entries=others, ticket="t")
@@ -464,8 +467,8 @@ def test_a_plan_has_an_order_of_its_own(
 
 @pytest.mark.usefixtures("alone")  # fills from a fast source wait for an idle core
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
-    """Each node fills the files that it owns from the source, and fetches those of the other node
-    for which it has room."""
+    """Each node fills the files that it owns from the source. Of the other node's files, it fetches
+    those for which it has room."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
     with Nodes(
         tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0

@@ -30,8 +30,8 @@ from monarch_py.plan.samplers import DistributedSampler, Listed
 from monarch_py.plan.timeline import Run, Timeline
 from monarch_py.policies.node import NodePolicy
 
-# The first epochs use one half of the files, the other epochs the other half. The staging area
-# holds WINDOW files.
+# The first EPOCHS epochs use one half of the files, and the next EPOCHS epochs use the other half.
+# The staging area holds WINDOW files.
 HALF, SIZE, EPOCHS = 160, 50_000, sized(2, 3)
 AREA = 2 * MIB
 WINDOW = AREA // SIZE
@@ -59,16 +59,17 @@ class Training:
         return Reader(self._program, self.session, "read", MIB, 1, root, order)
 
     def run(self, first: int, last: int) -> None:
-        """Runs the epochs from `first` to `last`, without `last`."""
+        """Runs the epochs from `first` up to, but not including, `last`."""
         for epoch in range(first, last):
             with self.reader(epoch) as reader:
                 reader.end()
-            # The position follows all opens of an epoch only later: wait for half of them.
+            # The position lags behind the opens, so wait only until it is in the middle of the
+            # epoch.
             self.wait_position((epoch + 1) * HALF - HALF // 2)
 
     def run_in_step(self, first: int, last: int) -> None:
-        """Does the same as `run`, in parts, and waits after each part until the daemon has kept
-        up."""
+        """Does the same as `run`, but reads each epoch in parts, and waits after each part until
+        the daemon has caught up."""
         part = WINDOW // 2
         for epoch in range(first, last):
             for at in range(0, HALF, part):
@@ -121,8 +122,8 @@ def make(
             tiers=[{**tier, **more}],
             staging=staging,
             plan=str(plan),
-            # Of the files that are no longer used, those that the scan met first are evicted first;
-            # the last ones may stay to the end.
+            # Of the files that are no longer used, the daemon first evicts those that the scan met
+            # first. Those that the scan met last may stay until the training ends.
             scan_threads=1,
         )
         source.rate(0)
@@ -130,8 +131,8 @@ def make(
         source.reset()
         training = Training(epoch_reader, session, source, orders)
         training.start()
-        # Slow enough for the daemon to look for evictions many times in an epoch, also on a busy
-        # machine.
+        # The source is so slow that the daemon looks for copies to evict many times per epoch, even
+        # on a busy machine.
         source.rate(20e6)
         source.latency(open=0.001, read=0.001)
         return training
@@ -141,7 +142,8 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    # The run without eviction, only with --long, shows what the bound on the bytes would miss.
+    # The run without eviction, which only --long includes, shows that a training without eviction
+    # exceeds the bound on the bytes that are read.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]
@@ -153,21 +155,21 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # HALF, less a window for what the area holds, one for the room that is left in the
-            # tier, and one for files that were fetched into the area before it was known that they
-            # are used again.
+            # At least HALF files less three windows are evicted: one window for the files that the
+            # area holds, one for the room that is left in the tier, and one for files that were
+            # fetched into the area before it was known that they are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Each file is read once. Files of the second half may be read again: twice the area's content,
-    # which was fetched before it was known that they are used again, and a window around the
-    # position.
+    # Each file is read once. Of the second half, three windows of files may be read again: two of
+    # files that were fetched into the area before it was known that they are used again, and one
+    # around the position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    # Without eviction, each epoch after the first of the second half reads more than half of it
-    # again.
+    # Without eviction, each epoch of the second half, except its first epoch, reads more than half
+    # of that half's files from the source again.
     if "none" in read:
         assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 
@@ -184,7 +186,7 @@ print(now.st_ino, now.st_mtime_ns, len(os.pread(fd, 1 << 20, 0)), flush=True)
 
 @contextmanager
 def held(training: Training, seed: int) -> Iterator[subprocess.Popen[str]]:
-    """Runs a program that has the file open."""
+    """Runs a program that keeps the file with this seed open."""
     path = training.source.mountpoint / str(seed)
     words = ["python3", "-c", HOLD, str(path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -245,13 +247,13 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     assert len(after) == training.tier["files"] > 0
     done = session.monarch("verify")
     assert done.returncode == 0, done.stdout + done.stderr
-    # Copies of both daemons are used, and are evicted.
+    # Copies made by either daemon are used, and are evicted.
     training.run(EPOCHS, 2 * EPOCHS)
     session.wait_idle()
     assert training.tier["used_bytes"] <= training.tier["quota_bytes"]
     now = copies_in(session)
     assert len(set(map(int, now)) & set(training.orders[-1])) >= HALF - 3 * WINDOW
-    # The second daemon gave no copy a number that the first had given.
+    # The second daemon gave none of its copies a number that the first daemon had given.
     new = {int(path.name, 16) for path in set(now.values()) - set(before.values())}
     assert min(new) > max(int(path.name, 16) for path in before.values())
     assert_quiet(session)
@@ -280,8 +282,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """Stands for the daemon's copies: one tier with eviction, which is lost. Looking at it takes
-    `look_s`."""
+    """A stand-in for the daemon's copies. It has one tier that evicts, and this tier is lost. A
+    look at the tier takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

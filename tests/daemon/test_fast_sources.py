@@ -1,5 +1,5 @@
-"""Sources that give a small file sooner than a wait for its copy would end: local disks, and files
-in the page cache."""
+"""Sources from which a small file is read sooner than a wait for its copy would end: local disks,
+and sources whose files are in the page cache."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     assert after["source_bytes_read_by_programs"] == before["source_bytes_read_by_programs"] + (
         2 * SIZE
     )
-    # The two files were wanted although nobody waited for them, and get copies.
+    # The two files were marked as wanted although no reader waited for them, so they get copies.
     wait_until(lambda: session.status()["sources"][0]["present"] == MANY - 2, what="their copies")
 
 
@@ -143,8 +143,8 @@ class Cores(IdleCores):
 
 @pytest.fixture
 def engine() -> engine_module.Engine:
-    """An engine with two sources, of which only the attributes that these tests need are made. No
-    thread runs."""
+    """An engine with two sources and without threads. It has only the attributes that these tests
+    need."""
     control = ffi.new("struct monarch_control *")
     control.sources = 2
 
@@ -181,7 +181,7 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
 ) -> None:
     monkeypatch.setattr(engine_module, "IdleCores", Cores)
     monkeypatch.setattr(idle, "LOOK_S", 0.0)
-    programs = Counted()  # they open nothing at the source at first
+    programs = Counted()  # at first, programs open nothing at the source
 
     def width(now_s: float, *, is_fast: bool) -> int:
         engine._shared.control.fast_sources = 3 if is_fast else 0
@@ -240,8 +240,9 @@ EARLY, LATE = 200, 200
 def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """Following a descriptor costs more than reading the file, so most reads come from the source
-    although the copies are there by then. One descriptor in 256 is followed."""
+    """If a source is at hand, only one descriptor in 256 is followed, because to follow a
+    descriptor costs more than to read the file. So most reads come from the source, although the
+    copies exist by then."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()
@@ -263,8 +264,8 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
 
 @pytest.mark.long  # without --long, the two tests of idle cores check this
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
-    """Fills of a fast source leave the cores to busy programs: with no idle core, the daemon takes
-    a small part of one."""
+    """Fills from a fast source leave the cores to busy programs. If no core is idle, the daemon
+    uses only a small part of one core."""
     root, many = tmp_path / "source", 20_000
     make_files(root, many, 4)
     session = session_factory(root, prefetch="eager")
@@ -292,8 +293,8 @@ def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path
 def test_sizes_of_files_without_an_entry_are_estimated(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """The program opens an image and its label in turn, so the estimate is wrong if the library
-    looks at files of one kind only."""
+    """The program opens images and labels alternately, so the estimate would be wrong if the
+    library took the sizes of only one kind into account."""
     source, pairs, image, label = Files(tmp_path / "source"), 100, 20_000, 100
     for i in range(pairs):
         source.add(f"{i:03d}.jpg", image)
@@ -302,8 +303,8 @@ def test_sizes_of_files_without_an_entry_are_estimated(
     opens = read_bytes = 0
 
     def is_estimated() -> bool:
-        """Whether the library has estimated sizes. If others use the processors, the page cache may
-        seem slow to the program, and the library then asks for each size."""
+        """Whether the library has estimated sizes. If other processes use the processors, the page
+        cache may seem slow, and the library then asks the kernel for the size of each file."""
         nonlocal opens, read_bytes
         session.python(READ, *sorted(source.root.iterdir()))
         opens, read_bytes = opens + 2 * pairs, read_bytes + pairs * (image + label)

@@ -16,7 +16,7 @@ MOST, MANY = 24, 1000
 class Library(SimpleNamespace):
     """Stands for the C functions that report on the engine.
 
-    reads : whether it fills from a source;  files : how many it has got from peers so far
+    reads : whether the engine fills from a source;  files : how many files it has got from peers
     """
 
     MONARCH_WAYS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
@@ -48,7 +48,8 @@ def engine() -> Engine:
 
 
 def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
-    """Returns the width of each window. In each, peers give files in proportion to the width."""
+    """Returns the width of each window. In each window, peers give files in proportion to the
+    width."""
     found = []
     for window in range(windows):
         width = engine._adapted_fetches(began_s + window * WINDOW_S)

@@ -1,5 +1,5 @@
-"""Files that a plan needs are fetched before they are used: in which order, and in how much
-room."""
+"""Files that a plan needs are fetched before they are used: the tests check the order of the
+fetches and the room that they take."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
 
 @needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
-    """A file that the tier has no room for is in the staging area when it is needed. The tier holds
-    half of the dataset, the area a good quarter; computing takes twice as long as reading."""
+    """A file for which the tier has no room is in the staging area when it is needed. The tier
+    holds half of the dataset, and the area a good quarter. Computing takes twice as long as
+    reading."""
     session = site.session(site.plan())
     wait_followed(session)
     site.slow()
@@ -64,7 +65,7 @@ def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     report = session.status()
     kept = report["tiers"][0]["files"]
     assert 0.45 * MANY <= kept <= 0.53 * MANY
-    # Files in the tier were read once, all others at most once an epoch.
+    # The files in the tier were read from the source once, and all others at most once per epoch.
     served = site.mounted.counts()["bytes_read"] / site.bytes
     assert served <= (kept + 3 * (MANY - kept)) / MANY * 1.02
     without = train(session, site.root, preload=False, epochs=1)
@@ -91,9 +92,9 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
 
 
 class Few:
-    """A daemon that follows a plan of files with these sizes [KiB], in the order of use. The tier
-    holds none of them. The area holds 1 MiB, of which files fetched ahead may take seven
-    eighths."""
+    """A daemon that follows a plan of files with these sizes [KiB], given in the order of use. The
+    tier has room for none of these files. The area holds 1 MiB, of which files fetched ahead may
+    take seven eighths."""
 
     def __init__(
         self, factory: Factory, mounted: SlowSource, directory: Path, sizes: list[int], rate: float
@@ -119,7 +120,8 @@ class Few:
         return copies_of(self.session, [f"{number}.bin" for number in self.order])
 
     def open(self, *places: int) -> None:
-        """Runs one program that opens these files one right after the other and keeps them open."""
+        """Runs a program that opens the files at these places of the order, one right after the
+        other, and keeps them open until it ends."""
         script = "import os, sys; [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]"
         paths = [self.root / f"{self.order[place]}.bin" for place in places]
         self.session.python(script, *paths)
@@ -128,8 +130,9 @@ class Few:
 def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """The third file waits until the first, which is opened, has been dropped. The fourth file, for
-    which there is room already, must not be fetched before it."""
+    """The third file waits for the room of the first file's copy, which is dropped after a program
+    has opened it. The fourth file, for which there is already room, must not be fetched before the
+    third."""
     sizes = [400, 290, 390, 180]
     few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=sized(700, 350) * 1024)
     wait_until(lambda: all(few.copies()[:2]), what="the first two")
@@ -142,15 +145,16 @@ def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
 def test_what_was_just_opened_goes_before_what_is_used_next(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """A program has opened the first two files, whose copies are there, and then one that needs
-    room: their copies are dropped, not that of the third, which is used next."""
+    """A program opens the first two files, which have copies, and then the fourth, which needs
+    room. To make room, the copies of the first two files are dropped, and not that of the third,
+    which is used next."""
     few = Few(session_factory, slow_factory(), tmp_path, [270] * 6, rate=0)
     wait_until(lambda: all(few.copies()[:3]), what="the first three")
     few.session.wait_idle()
     third = few.copies()[2]
     few.open(0, 1, 3)
-    # The copy of the opened file may be dropped before the test looks: count the copies that were
-    # staged.
+    # The copy of the fourth file may be dropped before the test sees it, so the test counts how
+    # many copies were staged.
     staged = few.session.status
     wait_until(lambda: staged()["staging"]["staged"] > 3, what="a copy of the one that was opened")
     assert few.copies()[2] == third

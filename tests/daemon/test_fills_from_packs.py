@@ -1,4 +1,4 @@
-"""Copies made from a pack: what is read, which files count as members, and which do not."""
+"""Copies made from a pack: what is read of the pack, and which files count as its members."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SMALL = 5000
 class Site:
     """A source, and beside it a tar with the same files.
 
-    `alter` gives a file other bytes of the same size and time, so that the content of a copy shows
-    whether it was made from the file or from the pack, which has the old bytes. A well-behaved
-    program does not change files in this way.
+    `alter` gives a file new content but leaves its size and mtime as they were. The content of a
+    copy then shows whether the copy was made from the file or from the pack, which has the old
+    content. A well-behaved program does not change files in this way.
     """
 
     def __init__(self, root: Path) -> None:
@@ -52,7 +52,7 @@ class Site:
         write_pack(self.files.root, self.pack)
 
     def alter(self, names: Sequence[str], *, later_ns: int = 0) -> None:
-        """Gives files new bytes, and an mtime that is later by `later_ns`."""
+        """Gives files new content, and an mtime that is later by `later_ns`."""
         for name in names:
             path = self.files.path(name)
             old = path.stat()
@@ -89,7 +89,8 @@ def warm(session: Session, *words: str) -> None:
 
 
 def copies(session: Session, site: Site) -> dict[str, bytes]:
-    """Returns what a program reads of all small files. Each read must be served by a copy."""
+    """Returns the content that a program reads of each small file. Each read must be served by a
+    copy."""
     script = "import sys\nfor p in sys.argv[1:]: sys.stdout.buffer.write(open(p, 'rb').read())"
     before = session.totals()["hits"]
     paths = [site.files.path(name) for name in names(site)]
@@ -105,8 +106,8 @@ def copies(session: Session, site: Site) -> dict[str, bytes]:
 
 
 def from_pack(session: Session, site: Site) -> list[str]:
-    """Returns the names of the files whose copies have the pack's bytes. All other copies must have
-    the file's present bytes."""
+    """Returns the names of the files whose copies have the pack's content. All other copies must
+    have the present content of their files."""
     found = copies(session, site)
     for name, content in found.items():
         assert content in (site.original(name), site.files.path(name).read_bytes()), name
@@ -202,8 +203,8 @@ open_place = pytest.fixture(users.open_place)
 def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     session_factory: Factory, open_place: Path
 ) -> None:
-    """A file that the daemon's user may not read is not copied from the pack either, which was made
-    by a user who may read more."""
+    """A file that the daemon's user may not read is not copied from the pack either, although the
+    pack, made by a user with more rights, contains it."""
     site, group, place = Site(open_place), 65532, open_place / "session"
     rights = {
         "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),
@@ -369,7 +370,7 @@ def test_little_is_read_in_vain_for_a_few_files(
     warm(session, "--from-file", listed(session, chosen))
     counts = asked(slow)
     assert counts["open"] == 0
-    # Ten files, none near another: each costs at most three pages.
+    # The ten files lie far from each other in the pack, so each costs at most three pages.
     assert counts["read"] <= 20
     assert counts["bytes_read"] <= 10 * 3 * 4096
 
@@ -377,8 +378,8 @@ def test_little_is_read_in_vain_for_a_few_files(
 def test_no_window_is_read_twice_when_there_are_too_many(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """No part of the pack is read twice, even if files are opened in random order, so that the
-    daemon begins more windows than it keeps."""
+    """No part of the pack is read twice, even if files are opened in random order and the daemon
+    therefore begins more windows than it keeps."""
     slow, size = slow_factory(), 64 << 10
     site = Site(slow.backing)
     site.files.add_many(sized(700, 1000), size)
@@ -415,7 +416,7 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
         warm(session, *(str(site.files.path(name)) for name in others[:20]))
         return int(slow.counts()["open"])
 
-    # For ten seconds after an error the daemon does not read the pack, and opens the files.
+    # For ten seconds after an error, the daemon opens the files and does not read the pack.
     failed_at = time.monotonic()
     assert opens() == 20
     wait_until(lambda: time.monotonic() - failed_at > 9.5, what="the most of them", every=0.1)
@@ -434,8 +435,8 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
 def test_files_come_when_the_pack_cannot_be_read(
     session_factory: Factory, site: Site, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Copies are made from the files when the pack cannot be read. The pack is on a file system
-    that fails after the start; the files are on another."""
+    """If the pack cannot be read, copies are made from the files. The pack is on a file system that
+    fails after the daemon's start; the files are on another file system."""
     slow = slow_factory()
     for path in (site.pack, index_path(site.pack)):
         target = slow.backing / path.name
@@ -454,8 +455,8 @@ def test_files_come_when_the_pack_cannot_be_read(
 def test_a_window_counts_with_all_its_bytes(
     session_factory: Factory, slow_site: tuple[SlowSource, Site]
 ) -> None:
-    """The bytes of a whole window count against `bandwidth`. Of 1.8 MB, all but the first window
-    have to wait."""
+    """The bytes of a whole window count against `bandwidth`. Of the pack's 1.8 MB, all windows but
+    the first have to wait."""
     _, site = slow_site
     rate = 1.5e6
     limits = {"bandwidth": rate}
@@ -473,7 +474,8 @@ def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
     slow, site = slow_site
     session = session_factory([site.source()], prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    # So slow that the order is still queued when the signal arrives, however busy the machine is.
+    # Reads are so slow that the order is still queued when the signal arrives, however busy the
+    # machine is.
     slow.latency(read=2)
     command = subprocess.Popen(session.command("warm"), env=session.env(preload=False))
     try:

@@ -33,7 +33,7 @@ def state(engine: Engine, entry: int) -> State:
 def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
     """Waits until the file has a copy and its demand is answered.
 
-    place : of the demand; by default, the entry's number"""
+    place : index in the table of demands; by default, the entry's number"""
     at = entry if place is None else place
     wait_until(
         lambda: state(engine, entry) == State.PRESENT and engine.clients.demand[at] == 0,
@@ -43,8 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Waits until the engine's thread has looked at all demands: it does so before it takes up an
-    order."""
+    """Waits until the engine's thread has examined all demands. To this end, orders a fill and
+    waits for its result: the thread examines the demands before it takes up an order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()
@@ -120,8 +120,8 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """A second grant does not wake the loop for a demand that the loop has seen in its turn and had
-    no room for."""
+    """A second grant does not wake the loop for a demand that the loop has already seen and for
+    which it had no room."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
     engine.ask(0)
@@ -162,8 +162,8 @@ def test_files_go_where_the_policy_would_put_them(
 
 
 def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
-    """A file for which the granted part of a tier has no room is left to the loop: the tier itself
-    may have room for it."""
+    """A file for which the granted part of a tier has no room is left to the loop, because the tier
+    as a whole may have room for it."""
     engine = Engine(tmp_path, tiers=2)
     try:
         small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)
@@ -202,8 +202,8 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """A demand that comes after its file was decided on is answered at once. An ABSENT file that
-    nobody has asked for will get no copy."""
+    """A demand that arrives after the loop has decided on the file is answered at once. An ABSENT
+    file that is not marked as wanted will get no copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
     engine.demand(1, 1)
@@ -214,8 +214,8 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
-    """No demand is answered before a grant: the loop may have taken the request, and not marked the
-    file as wanted yet."""
+    """No demand is answered before a grant, because the loop may have taken the request for the
+    file but not yet marked the file as wanted."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0
@@ -276,8 +276,8 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    # File 2 is to be staged, and no room of a staging area is granted. Of files 1 and 3 the engine
-    # does not know which node keeps them.
+    # File 2 is to be staged, but no room in a staging area is granted. The engine does not know
+    # which nodes keep files 1 and 3.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
@@ -333,7 +333,7 @@ def test_no_more_is_ordered_than_the_loop_can_be_told_of() -> None:
 
 
 def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engine) -> None:
-    """Files get their copies while the catalog is replaced by a larger one all the time."""
+    """Files get their copies while the catalog is replaced by a new generation again and again."""
     copy = 1000
     for _ in range(20):
         engine.grant(PLENTY, first_copy=copy)
@@ -351,7 +351,8 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
-    """The loop decides what becomes of a failed fill when it takes the result."""
+    """The engine does not change the word of a file whose fill has failed. The loop decides what
+    becomes of the file when it takes the result of the fill."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

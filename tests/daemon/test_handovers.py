@@ -27,11 +27,11 @@ from monarch_py.native import ffi
 
 Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
-# Slow enough that no copy is there before a program has read the file [s].
+# Latencies so long that no copy exists before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
 # The rate of a scan that meets only few files before a test ends [files/s].
 UNMET = 4
-# Each way reads the whole file, which `data` then holds.
+# Each way reads the whole file into `data`.
 WAYS = {
     "read": "data = os.read(fd, 1 << 20)",
     "parts": "data = b''.join(iter(lambda: os.read(fd, 4096), b''))",
@@ -63,14 +63,14 @@ for path in sys.argv[1:]:
 
 
 def reading(way: str) -> str:
-    """Returns a program that reads the files named as its arguments in this way, and prints a
+    """Returns a program that takes files as its arguments, reads them in this way, and prints a
     digest of each."""
     return READ.replace("WAY", WAYS[way])
 
 
 class Ground:
     """A slow source with directories of MANY files each, and a session that serves it. Each test
-    takes a directory of its own, of which no page is in memory."""
+    takes a new directory, no page of whose files is in memory."""
 
     def __init__(self, mounted: SlowSource, session: Session) -> None:
         self.session, self._mounted = session, mounted
@@ -122,8 +122,8 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share, with a copy of file 1 of the test's directory."""
-    # The daemon grants no room before a program uses files: it opens the first one itself.
+    """The session that all tests share. Of the test's directory, only file 1 has a copy."""
+    # The daemon grants no room before a program uses files, so it opens the first file itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
     source.reset()
@@ -132,7 +132,7 @@ def session(ground: Ground, source: Directory) -> Session:
 
 @pytest.fixture
 def own_source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """Makes a source for a session of the test's own."""
+    """Makes a source for a session that only this test uses."""
     mounted = slow_factory(keep_pages=True)
     make_files(mounted.backing, MANY, SIZE)
     mounted.latency(**SLOW)
@@ -157,8 +157,8 @@ def test_the_source_sees_one_open_and_every_byte_once(
     read(session, source, way, *seeds)
     wait_until(lambda: present(session) == MANY, what="copies of all files")
     counts = source.counts()
-    # On a busy machine, a turn of the daemon's loop may take longer than a descriptor waits for it.
-    # The daemon then opens the file itself.
+    # On a busy machine, a turn of the daemon's loop may take longer than a handed-over descriptor
+    # waits for an order. The daemon then opens the file itself.
     assert len(seeds) <= counts["open"] <= len(seeds) + 1
     assert counts["bytes_read"] <= (len(seeds) + 1) * SIZE
     source.reset()
@@ -202,7 +202,7 @@ def test_a_wrong_path_is_not_believed(session_factory: Factory, own_source: Slow
 
 
 LARGE = 3_000_000
-# Reads more than an eighth of the file in all, and less than half.
+# In total, the program reads more than an eighth but less than half of the file.
 AT_RANDOM = """
 import os, sys
 fd = os.open(sys.argv[1], 0)
@@ -223,7 +223,7 @@ def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """Starts a program that runs `script`, and `rest` at the end of the context."""
+    """Starts a program that runs `script`, and then, when the context ends, `rest`."""
     with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
@@ -255,7 +255,7 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # The daemon grants no room before a program uses files: it opens the first one itself.
+        # The daemon grants no room before a program uses files, so it opens the first file itself.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
@@ -263,8 +263,8 @@ def test_larger_files_are_opened_once_too(
 def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
-    """The daemon fills such a file while it is open: the program may keep it open to its end, and
-    never read all of it."""
+    """The daemon fills a file that is read at random while the program has it open, because the
+    program may never read all of it, and may keep it open until the program ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
@@ -274,7 +274,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """The claim of a slow reader, which ends after a second, is renewed as long as it reads."""
+    """A claim ends after a second. The claim of a slow reader is renewed as long as the reader
+    reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
@@ -395,7 +396,7 @@ def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
     names = [str(seed) for seed in range(101, sized(103, 109))]
     for name in names:
         add_large(own_source, name)
-    # The scan takes half a second for each file, and the test waits for it: leave few files.
+    # The scan takes half a second per file, and the test waits for the scan, so leave few files.
     for seed in range(2, MANY + 1):
         (own_source.backing / str(seed)).unlink()
     script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"
@@ -433,8 +434,8 @@ def test_a_file_that_was_half_read_is_copied_when_it_is_closed(
 def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
     session: Session, source: Directory
 ) -> None:
-    """After a program has read a file, the file is changed before or while its copy is made. The
-    next open reads the new bytes."""
+    """After a program has read a file, the file is changed before its copy is made, or while the
+    copy is being made. The next open reads the new content."""
     script = (
         "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0)\n"
         " assert len(os.read(fd, 1 << 20)) == 100_000\n"
@@ -466,8 +467,8 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A lock makes the daemon give back the descriptor. The daemon must read the whole file again
-    here, which takes longer than a lock waits."""
+    """When a program locks a file, the daemon gives back the file's descriptor. Here the daemon
+    must read the whole file from the source again, and the lock does not wait for so long."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
@@ -498,8 +499,8 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """On such a mount the daemon would read from the source again what a program has read. It
-    learns to read the files for the program instead."""
+    """On a mount that keeps no pages, the daemon would read from the source again what a program
+    has read. The daemon learns this, and then reads the files for the programs instead."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)
@@ -532,8 +533,8 @@ fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 def test_a_large_file_that_is_locked_is_read_once(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], is_again: bool
 ) -> None:
-    """A program locks a file after it has looked at its first bytes, as HDF5 does. The mount drops
-    the file's pages at each open."""
+    """A program locks a file after it has read the file's first bytes, as HDF5 does. The mount
+    drops the file's pages at each open."""
     source = slow_factory()
     source.latency(open=0.002, read=0.002)
     make_files(source.backing, 1, SIZE)
@@ -596,7 +597,8 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: D
 
 
 def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: Directory) -> None:
-    """The file was handed over through one descriptor, and is locked through a duplicate of it."""
+    """The file was handed over through one descriptor, and is locked through a duplicate of that
+    descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -631,8 +633,8 @@ for path in sys.argv[1:]:
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """Programs read on while the daemon is stopped, also when its queues of descriptors are full.
-    They read on after the daemon was killed."""
+    """Programs read on while the daemon is stopped, even if the queues of its sockets for
+    descriptors are full. They also read on after the daemon was killed."""
     seeds = range(2, MANY + 1)
     daemon = session.daemon
     assert daemon is not None
@@ -642,7 +644,7 @@ def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="the stop")
         read(session, source, "read", *seeds[:6])
         fill_queues(session)
-        # These files were not handed over before, so the library tries that now.
+        # These files were not handed over before, so the library now tries to hand them over.
         read(session, source, "read", *seeds[6:])
         read(session, source, "read", *seeds)
     finally:
@@ -689,7 +691,8 @@ def test_a_wrong_descriptor_is_not_believed(
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
-    # For each file, opens a descriptor that must not be taken for one of that file.
+    # For each file, a function that opens a descriptor that the daemon must not take for one of
+    # that file.
     fds: dict[int, Callable[[], int]] = {
         2: lambda: os.open(root / str(MANY), os.O_RDONLY),
         3: lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),

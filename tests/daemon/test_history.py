@@ -1,4 +1,5 @@
-"""The daemon's history: bounded, exact at its points, and without points for idle time."""
+"""The daemon's history has a bounded number of points, is exact at each point, and has no points
+for idle time."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def test_idle_time_needs_no_points() -> None:
 
 
 def test_who_has_read() -> None:
-    """A slot counts as a reader if its count has changed since the last point, or since the one
-    before. When points are merged, the largest number stays."""
+    """A slot counts as a reader if its count of opens has changed since the last point, or since
+    the point before that. When points are merged, the largest number of readers stays."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -69,9 +70,9 @@ def test_who_has_read() -> None:
 
 
 def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
-    """Sixteen threads read large files, which take 10 s each, one after the other: all of them are
-    readers at all times. A thread that opens a file after more than half a minute has not read all
-    the time."""
+    """Sixteen threads read large files one after the other, each file for 10 s. All of these
+    threads count as readers at all times. A thread that opens its next file after more than half a
+    minute does not count as a reader in between."""
     history, opens = History(), np.zeros(64, np.uint64)
     for turn in range(1000):
         if turn % 6 == 0:
@@ -85,7 +86,8 @@ def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
 
 
 def test_who_asks_changes_nothing() -> None:
-    """Each answer has a point for the moment of the question, which is not kept."""
+    """Each answer ends with a point for the moment of the question. The history does not keep this
+    point."""
     asked, left = History(), History()
     for turn in range(1500):
         now = moment(turn * 0.1, [turn])
@@ -99,8 +101,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """The least memory stays when points are merged, and when points are left out because nothing
-    happens."""
+    """The least amount of available memory stays when points are merged, and when points are left
+    out because nothing happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

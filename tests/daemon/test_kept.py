@@ -1,5 +1,5 @@
-"""Descriptors that were handed over and wait for their file's order: the file is not opened
-again."""
+"""Descriptors that were handed over wait until a fill of their file is ordered, so that the engine
+need not open the file again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
-# Several times as long as a descriptor waits between two looks [s].
+# Several times the interval at which the engine examines waiting descriptors [s].
 WHILE_S = 0.1
 
 
@@ -94,7 +94,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the files for which policy has been asked."""
+    """Takes the marks of the wanted files, on which policy is to decide. Returns the files'
+    entries."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(
@@ -162,8 +163,8 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
-    """The descriptor is closed when policy was asked, has had two turns and has not ordered the
-    file."""
+    """The descriptor is closed after policy was asked and the loop has had two turns in which
+    policy ordered no fill of the file."""
     engine.grant(NOTHING)
     hand(engine, by, "f1", 1)
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")

@@ -1,4 +1,4 @@
-"""`scan: lazy`: a directory is listed only when it is asked for."""
+"""With `scan: lazy`, the daemon lists a directory only when a program or a command needs it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())
 LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
 
 
-# A tree in which each directory has one directory for each letter.
+# A tree of DEPTH levels, in which each directory has one subdirectory per letter.
 DEPTH, LETTERS = 3, "ab"
 ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETTERS, repeat=n)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """Each directory asked for is listed. In `asked`, None stands for a walk, which takes
+    """Each directory asked for is listed. In `asked`, None stands for a walk, which lists
     directories that were asked for before."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
@@ -123,15 +123,15 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
     assert known(session) == {"c3"} | {name for name in files.digests if name.startswith("c3/")}
     counts = slow.counts()
     others = (DIRECTORIES - 1) * MANY
-    # Each file of this directory is looked up and its attributes are read; the other files' are
-    # not.
+    # Each file of this directory is looked up, and its attributes are read. The attributes of files
+    # in other directories are not read.
     assert counts["getattr"] < 4 * MANY + others / 10
     assert counts["readdir"] <= 4
     assert counts["open"] == MANY
 
 
 def test_large_files_make_their_directory_known(session_factory: Factory, tmp_path: Path) -> None:
-    """Files of which programs handed over the descriptors count as read to their end."""
+    """A file whose descriptor a program has handed over counts as read to its end."""
     files = Files(tmp_path / "source").add_many(3 * NAMES, MIB, "d/f")
     files.add_many(MANY, SIZE, "e/f")
     session = lazy(session_factory, files.root)
@@ -203,8 +203,8 @@ print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open(
 
 
 def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
-    """Changes are seen of a file that was looked at by itself, and of one that was listed with its
-    directory."""
+    """The daemon sees a change of a file that it knows without a listing, and a change of a file
+    that it knows from the listing of a directory."""
     session = lazy(session_factory, tree.root, revalidate="1s")
     single, listed = of(tree, "c0/")[0], of(tree, "c1/")
     read(session, single, *listed)
@@ -225,7 +225,7 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """Changes are seen when one source is known as a whole, or none, beside another source."""
+    """Of two sources, either one is known as a whole or none is. Changes are seen in both cases."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":

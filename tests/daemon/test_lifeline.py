@@ -1,5 +1,5 @@
-"""A daemon ends on a signal. A daemon of several nodes also ends if the process that starts these
-daemons dies before it has finished."""
+"""A daemon ends on a signal. A daemon that shares files with daemons of other nodes also ends if
+the process that starts these daemons dies before it has started all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]
 def spawned(
     session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Spawned]:
-    """A daemon, the writing end of its lifeline, and its client."""
+    """A daemon, the writing end of the daemon's lifeline, and a connection to the daemon."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -71,8 +71,8 @@ def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: 
 def test_signals_that_come_while_one_is_handled(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """The daemon ends well under repeated signals. A launcher that ends a step signals each
-    process, and processes pass the signal on."""
+    """The daemon stops cleanly under repeated signals. A daemon may get several signals because a
+    launcher that ends a step signals each process, and processes pass the signal on."""
     session = session_factory(tree)
     for _ in range(sized(2, 3)):
         session.start()
@@ -81,15 +81,15 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
-            time.sleep(0.0005)  # leaves the daemon time to get on with its end
+            time.sleep(0.0005)  # leaves the daemon CPU time to stop
         assert session.daemon.poll() == 0
 
 
 def test_what_a_job_is_signalled_is_not_for_its_daemon(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """Signals for the job do not end the daemon: Slurm sends the signal of --signal to all
-    steps."""
+    """Signals that are meant for the job do not end the daemon: Slurm sends the signal that
+    --signal names to all steps."""
     session = session_factory(tree).start()
     assert session.daemon is not None
     for number in (signal.SIGUSR1, signal.SIGUSR2):

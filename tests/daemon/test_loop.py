@@ -1,4 +1,4 @@
-"""How often the daemon's loop turns when it has nothing to do."""
+"""How often the daemon's loop takes a turn when there is nothing to do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.session import MIB, Session, wait_until
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
-# Longer than the loop sleeps while something goes on, and shorter than it sleeps otherwise [s].
+# Longer than the loop sleeps while there is work, and shorter than it sleeps otherwise [s].
 LONG = 0.6
 
 
 def test_a_loop_that_is_rung_all_the_time_rests(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The loop takes a small part of a core, although it is rung all the time."""
+    """The loop uses only a small part of a core even if programs ring its doorbell all the time."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
     session = session_factory(root).start()
@@ -40,8 +40,9 @@ def test_a_loop_that_is_rung_all_the_time_rests(
 def test_a_loop_that_nobody_rings_sleeps_long(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The loop sleeps long although programs report what they open, as they do with a staging area,
-    if no plan waits for these reports. Each turn on a sleeping core starts with cold caches."""
+    """If no plan waits for reports of opens, the loop sleeps long even while programs make such
+    reports, which they do if there is a staging area. Short sleeps would be expensive, because each
+    turn on a core that has slept starts with cold caches."""
     root, area = tmp_path / "source", tmp_path / "staging"
     area.mkdir()
     make_files(root, 3, 100)

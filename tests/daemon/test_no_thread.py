@@ -1,4 +1,5 @@
-"""Comparing names and attributes with the source when the system can start no more threads."""
+"""The loop goes on, and tries again later, if the system cannot start the thread that compares
+names and attributes with the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens of small files that the daemon is filling just then."""
+"""Opens of small files while the daemon is filling these files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ for line in sys.stdin:
 
 
 class Reader:
-    """One process that opens many files, so that it knows how long the source takes."""
+    """One process that opens many files. From earlier opens, the process knows how long an open at
+    the source takes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -81,7 +82,8 @@ def order(session: Session, *paths: Path) -> None:
 
 
 def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:
-    """Returns once all these fills read from the source."""
+    """Orders fills of these files. Returns when each of the fills has begun to read from the
+    source."""
     reads = slow.counts()["read"]
     order(session, *paths)
     wait_until(lambda: slow.counts()["read"] >= reads + len(paths), what="the fills")
@@ -99,7 +101,7 @@ def test_an_open_waits_for_a_fill_under_way(
         begin_fill(session, slow, second)
         assert program.read(second) == files.digests[second.name]
     after = slow.counts()
-    assert after["open"] - before["open"] == 1  # the fill's
+    assert after["open"] - before["open"] == 1  # by the fill
     assert after["bytes_read"] - before["bytes_read"] == SIZE
     totals = session.totals()
     assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
@@ -108,8 +110,8 @@ def test_an_open_waits_for_a_fill_under_way(
 def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
     session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
-    """An open gives the fill its turn at once, and the program does not open the file at the
-    source."""
+    """An open makes the daemon begin the queued fill at once, and the program does not open the
+    file at the source."""
     session = start(session_factory, slow, shared_tpool_size=FIRST + 1)
     files = old_files.flat
     names = sorted(files.digests)[: FIRST + 2]
@@ -127,7 +129,7 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(last) == files.digests[last.name]
         slow.latency(read=0)
     after = slow.counts()
-    assert after["open"] - before["open"] == FIRST + 1  # the fills'
+    assert after["open"] - before["open"] == FIRST + 1  # by the fills
     totals = session.totals()
     assert (totals["hits"], totals["misses"], totals["fallbacks"]) == (1, 1, 0)
 
@@ -144,9 +146,10 @@ def test_an_open_waits_no_longer_than_the_source_takes(
         begin_fill(session, slow, second)
         opens = slow.counts()["open"]
         program.begin(second)
-        # The fill takes a minute; the source is opened after a tenth of a second or two.
+        # The fill takes a minute, but the program opens the source's file after 0.1 to 0.2 s.
         wait_until(lambda: slow.counts()["open"] > opens, timeout=20, what="an open of the source")
         slow.latency(read=0)
-        # A reader that does not know yet how long the source takes opens a file that nobody fills.
+        # A new reader does not know yet how long the source takes. It opens a file that nobody
+        # fills.
         with reader(session) as other:
             assert other.read(third) == files.digests[third.name]

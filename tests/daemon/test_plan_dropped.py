@@ -1,4 +1,4 @@
-"""Plans that do not hold, or cannot be followed at all: the daemon goes on without them."""
+"""The daemon goes on without plans that prove wrong, or that cannot be followed at all."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.ipc import word
 from monarch_py.plan import Plan
 
-# Opens files slowly enough for the daemon to see their order. Behind SLOWLY, the program takes ten
-# times as long for each file until its standard input is readable.
+# The program opens files slowly enough for the daemon to see their order. After the argument
+# SLOWLY, it takes ten times as long for each file until its standard input is readable.
 SLOWLY = "-"
 OPEN = """
 import os, select, sys, time
@@ -50,7 +50,8 @@ for path in sys.argv[1:]:
 
 
 def open_in_order(session: Session, paths: list[str]) -> None:
-    """Opens these files as a job does that goes faster once the plan is followed."""
+    """Opens these files in order. After the first 50 files, the job opens files more slowly until
+    the daemon follows the plan."""
     words = [sys.executable, "-c", OPEN, *paths[:50], SLOWLY, *paths[50:]]
     with subprocess.Popen(words, env=session.env(), stdin=subprocess.PIPE) as job:
         wait_followed(session)
@@ -58,8 +59,8 @@ def open_in_order(session: Session, paths: list[str]) -> None:
 
 
 def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
-    """Asserts that the plan was dropped for this reason, with one warning at least, and one for
-    each job at most."""
+    """Asserts that the plan was dropped for this reason, and that the log has at least one warning
+    about that, but at most one per job."""
     (plan,) = plans(session)
     assert plan["state"] == "dropped"
     assert re.search(why, plan["why"])
@@ -76,7 +77,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
     assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
     assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; its seed")
-    # The daemon places files as they are opened, as without a plan.
+    # The daemon now places a file when it is opened, as it does without a plan.
     check_all(session, site.files, site.root)
     session.wait_idle()
     train(session, site.root, seed=11, epochs=2)
@@ -87,8 +88,8 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
 
 
 def test_a_plan_that_was_dropped_is_tried_again(site: Site) -> None:
-    """A dropped plan is tried again with the next job, which `monarch run` announces or which opens
-    files, and when the plan's file has changed."""
+    """A dropped plan is tried again when the plan's file has changed, and when the next job begins.
+    The daemon learns of a new job from `monarch run`, or from opens."""
     plan = site.plan(seed=12)
     order, names = Plan.load(plan).timeline().section(0).node(0), sorted(site.files.digests)
     right = [str(site.root / names[unit]) for unit in order]
@@ -143,7 +144,8 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
-# Without --long, test_tracker.py has several plans, and this file's first test has a daemon.
+# Without --long, test_tracker.py tests several plans, and the first test of this file tests that a
+# daemon drops a plan.
 @pytest.mark.long
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [
@@ -163,7 +165,8 @@ def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
 def test_a_plan_that_cannot_be_worked_out_ends_itself_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, raises: str
 ) -> None:
-    """An exception in following the plan drops the plan. It must not end the daemon's loop."""
+    """If the code that follows a plan raises an exception, the plan is dropped. The exception must
+    not end the daemon's loop."""
     files = Files(tmp_path / "source").add_many(50, 1000)
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=3)
     session = session_factory(files.root, plan=str(plan))

@@ -1,5 +1,6 @@
-"""Following a plan: DataLoaders under the library, over a slow source that counts operations. Tests
-that do not depend on torch's own order use a stand-in for its loader, which starts sooner."""
+"""The daemon follows plans while DataLoaders read with the library, from a slow source that counts
+operations. Tests that do not depend on the order of torch's own loader use a stand-in for this
+loader, which starts sooner."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     done = train(
         session, site.root, in_order=in_order, strays=3, persistent=True, torch=torch, **about
     )
-    # A file that is opened twice between two turns of the daemon's loop is seen once.
+    # If a file is opened twice between two turns of the daemon's loop, the daemon sees one open.
     wait_until(lambda: plans(session)[0]["position"] >= 2 * MANY * 0.95, what="the end of the plan")
     (plan,) = plans(session)
     assert plan["state"] == "following"
@@ -80,7 +81,7 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# Without --long, test_tracker.py has plans of several jobs, and the next test several jobs.
+# Without --long, test_tracker.py tests plans of several jobs, and the next test runs several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
@@ -110,8 +111,8 @@ def test_two_jobs_with_a_plan_each(site: Site) -> None:
 
 
 def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
-    """A plan that is named three times follows three jobs, as in a search for hyperparameters. Each
-    job begins while the one before is in its first epoch."""
+    """A plan that the configuration names three times is followed for three jobs, as in a search
+    for hyperparameters. Each job begins while the previous job is in its first epoch."""
     session = site.session([site.plan(epochs=2)] * 3, area=AREA * 3 // 4)
     wait_followed(session)
     about = {"epochs": 2, "compute_s": sized(0.04, 0.06)}
@@ -136,8 +137,8 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
-    """A plan may name a file by a link to it, by a link in another directory, by a path through a
-    link to a directory, or by a link to a link."""
+    """A plan may name a file by a link to the file, also one in another directory, by a path
+    through a link to a directory, or by a link to a link."""
     files = Files(tmp_path / "source").add_many(80, 2000)
     root, plain = files.root, sorted(files.digests)
     (root / "links").mkdir()

@@ -1,4 +1,5 @@
-"""A plan over files that are in a pack: the daemon fills in the plan's order, through the pack."""
+"""If the files of a plan are in a pack, the daemon makes their copies from the pack, in the plan's
+order."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from monarch_py.packs.tar import write_pack
 from monarch_py.plan import Plan
 
 FILES, SIZE = 400, 8 << 10
-# Bound on the bytes read, relative to the files' bytes: the pack's index, and what lies between
-# members, are read too.
+# Bound on the number of bytes read, relative to the total size of the files. The pack's index and
+# the bytes between its members are read too.
 MOST_BYTES = 1.35
 
 

@@ -1,4 +1,5 @@
-"""`prefetch`: which files are filled without being read, and in which order."""
+"""The option `prefetch`: which files are filled although no program has read them, and in which
+order."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_files_in_use_come_before_all_that_is_filled_ahead(
 def test_what_comes_after_the_scan_is_filled_as_the_rest(
     session_factory: Factory, tree: Path, settings: dict[str, object]
 ) -> None:
-    """The first open of a new file makes it known to the daemon, and is no reason to copy it."""
+    """The first open of a new file makes the file known to the daemon, but is no reason to copy the
+    file."""
     session = session_factory(tree, **settings).start()
     session.wait_scanned()
     files = source_of(session)["files"]
@@ -163,7 +165,7 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     files.add("f00000", 999, version=1)
     # Copies of files that changed just now are recorded only two seconds later.
     files.wait_until_old(2.1)
-    # After a crash the copies are checked first, and a damaged one is made anew.
+    # After a crash, the daemon first checks the copies, and makes a damaged copy anew.
     ends: list[Callable[[], None]] = [
         session.stop,
         session.stop,
@@ -212,7 +214,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
     queue.add(ids[:4], "a")
     assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
     assert queue.had_turn(ids).tolist() == [True, True, True, False, False, False]
-    queue.add_first(ids[1:2])  # the file found no room in its turn
+    queue.add_first(ids[1:2])  # there was no room for the file in its turn
     assert queue.settle(lambda some: some != 0).tolist() == [1, 2]
     queue.add(ids[2:3], "b")
     assert sorted(queue.take_back("a").tolist()) == [1, 1, 2, 3]
@@ -235,8 +237,9 @@ def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_that_is_named_twice_is_filled_once(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
 ) -> None:
-    """A reader reports a file by its name and another one hands it over, in the same turn of the
-    loop. Only one copy is made: a second one would take room, and no entry would lead to it."""
+    """In the same turn of the loop, one reader reports a file by its name and another reader hands
+    the file over. Only one copy is made: a second copy would take room, and no entry would lead to
+    the second copy."""
     root = Files(tmp_path / "source").add_many(3, 5000).root
     session = session_factory(root, prefetch="none")
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
@@ -252,7 +255,7 @@ def test_a_file_that_is_named_twice_is_filled_once(
             lambda: [daemon._turn()] and (word.state(catalog.words[ids]) == State.PRESENT).all(),
             what="the copies",
         )
-        # A copy serves before the loop has counted it: wait for the last result.
+        # A copy serves readers before the loop has counted it, so wait for the last result.
         wait_until(lambda: [daemon._turn()] and not daemon.filler.pending, what="the last result")
         assert daemon.filler.copies.tier(0).files == 2
     finally:

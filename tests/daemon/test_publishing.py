@@ -1,4 +1,5 @@
-"""Which of two publishes a copy, and when: the thread that has made it, or the daemon's loop."""
+"""Which copies are published by the copying threads that have made them, and which by the daemon's
+loop."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None
 
 
 class Tier:
-    """A tier that records what it is told to settle."""
+    """A tier that records the numbers of the copies that it is told to settle."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
@@ -145,13 +146,13 @@ def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
 def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
-    """The file was marked as changed after the engine had looked at the filter, and before the
-    entry became PRESENT."""
+    """The file was marked as changed after the engine had checked the changed filter, and before
+    the file's entry became PRESENT."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # This is as if the mark had been seen while the file was FILLING.
+    # This makes the loop believe that it has handled the mark already, while the file was FILLING.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
@@ -197,8 +198,8 @@ def test_what_the_engine_did_not_publish_is_decided_on(
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
-    """The tier loses the copy whose result nobody has taken yet, and gets none from the fill that
-    is under way."""
+    """The tier loses the copy whose result nobody has taken yet, and gets no copy from the fill
+    that is under way."""
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)
@@ -210,7 +211,8 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
-    """`warm` names a file that is FILLING, and becomes PRESENT before the request is handled."""
+    """`warm` names a file that is FILLING at first, but PRESENT when the daemon handles the
+    request."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

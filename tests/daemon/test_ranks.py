@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets: by the bytes that it missed, or by what the plan
-says."""
+"""How many turns each rank of a node gets, by the bytes that the rank has missed or by what the
+plan predicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # Shares in proportion to the loads may add the least share for each rank.
+    # With more than MOST_SEARCHED ranks, the rounding of each share and the least share of 1 may
+    # add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
@@ -59,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # A rank has eight slices on average: the slowest rank may differ from the mean by as much as
-    # one slice makes for an average load.
+    # Since a rank has only eight slices on average, the slowest rank may take longer than the mean
+    # by the effect that one slice has for an average load.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -71,7 +72,7 @@ def test_shares_worked_out_by_hand() -> None:
         [3, 6, 9, 12],
     )
     assert shares_of(np.zeros(3)).tolist() == [1, 1, 1]
-    # A load counts as a quarter of the mean at least: here 0.625.
+    # A load counts as at least a quarter of the mean load. That quarter is 0.625 here.
     assert shares_of(np.array([0.0, 5.0])).tolist() == [1, 8]
     assert len(set(shares_of(np.full(MOST_SEARCHED + 1, 3.0)).tolist())) == 1
 
@@ -116,8 +117,8 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # The shares are told once, as long as nothing changes. Ranks that have read nothing get the
-    # mean share.
+    # The engine is told the shares only once as long as they do not change. Ranks that have read
+    # nothing get the mean share.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))
     assert shares[5] == round(np.mean([shares[rank] for rank in range(1, 5)]))
@@ -172,7 +173,7 @@ def test_a_plan_knows_better() -> None:
     node.read(2, 10, 9)
     node.step()
     assert node.share_of == pytest.approx({0: 0.75, 1: 0.25})
-    # The plan says nothing of this rank.
+    # The plan predicts nothing for the rank whose counters change here.
     node.read(3, 10, 5)
     node.step()
     assert node.share_of[1] > node.share_of[2] > node.share_of[0]
@@ -195,7 +196,8 @@ def test_counters_that_a_client_has_spoiled() -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
-    """Two nodes with three ranks each: DistributedSampler deals the files to the ranks in turn."""
+    """Two nodes have three ranks each. DistributedSampler deals the files to the ranks in
+    rotation."""
     files, ranks, epochs = 601, 6, 2
     sampler = DistributedSampler(files, ranks, seed=4)
     index = Index.of("files", tmp_path, [f"{n:04d}" for n in range(files)], [1] * files)
@@ -203,7 +205,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
         tracker = PlanTracker(tmp_path / "plan.npz", None, plan, node, executor)
-        # The entries' numbers are not the files'.
+        # The numbers of the entries differ from the numbers of the files in the plan.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
         tracker.begin(
             Found(entries, np.ones(files, dtype=bool), "", (tracker.draw(0), tracker.draw(1))),

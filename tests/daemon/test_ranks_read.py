@@ -29,7 +29,7 @@ from monarch_py.plan.samplers import DistributedSampler
 KIB, UNIT = 1 << 10, 256 << 10
 SIZE, FILES, THREADS = 64 * KIB, 240, 8
 RATE = sized(20e6, 10e6)
-# How many of the files that each of two ranks reads have no copy.
+# For each of two ranks: how many of the files that the rank reads have no copy.
 MISSED = (30, 210)
 # How many small files each of two ranks demands at the same time.
 DEMANDED = 40
@@ -39,9 +39,9 @@ DEMANDED = 40
 
 
 class Demands:
-    """Demands of two ranks' readers, written into shared memory as readers write them, by a test
-    that does not wait for them. All of them are there before the first is served, so that the order
-    is the engine's alone, however busy the machine is."""
+    """Demands of the readers of two ranks. A test writes them into shared memory as readers do, but
+    does not wait for answers. All demands are there before the engine serves the first one, so the
+    engine alone determines the order, however busy the machine is."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -49,7 +49,8 @@ class Demands:
         self.clients: Any = self.segment.as_struct("struct monarch_clients")
 
     def opens(self) -> None:
-        """Counts opens by which rank 0 finds copies of all bytes, and rank 1 of none."""
+        """Adds opens to the ranks' counters: rank 0 has found copies of all bytes, and rank 1 of
+        none."""
         for rank, missed in ((1, 0), (2, MIB)):
             self.clients.rank[rank].opened_bytes += MIB
             self.clients.rank[rank].missed_bytes += missed
@@ -59,9 +60,9 @@ class Demands:
         return [each["share"] for each in self.session.status()["ranks"]]
 
     def demand(self, entries: list[list[int]]) -> None:
-        """Demands files in the slots of several ranks, side by side.
+        """Demands files for several ranks. The slots of the ranks alternate.
 
-        entries : of each rank"""
+        entries : for each rank, the entries of its files"""
         for entry in chain(*entries):
             lib.monarch_want_file(self.clients, entry)
         lib.monarch_ring_doorbell(self.clients)
@@ -105,16 +106,17 @@ def test_who_misses_more_is_served_more_often(
             what="the shares",
         )
     finally:
-        # A longer time than the resolution of timestamps in the copies' file system.
+        # Each read takes longer than the resolution of timestamps in the copies' file system.
         source.latency(read=0.01)
     wait_until(
         lambda: demands.shares() and session.status()["sources"][0]["present"] == 2 * DEMANDED,
         what="all copies",
     )
-    # Leave out the fill that was held back, and look at as many as each rank demanded.
+    # Leave out the first copy, whose fill was held back. Of the next copies, count as many as each
+    # rank has demanded.
     first = copied(session.tiers[0])[1 : DEMANDED + 1]
     of_many = sum(number in ranks[1] for number in first)
-    if is_on:  # eight of nine turns
+    if is_on:  # the second rank gets eight of nine turns
         assert of_many >= 0.8 * DEMANDED, first
     else:
         assert abs(of_many - DEMANDED / 2) <= 1, first
@@ -124,7 +126,7 @@ def test_who_misses_more_is_served_more_often(
 
 
 class Progress:
-    """How many units of files the engine has filled."""
+    """Counts the units of a file that the engine has filled."""
 
     def __init__(self, session: Session, catalog: CatalogReader) -> None:
         self.catalog = catalog
@@ -146,7 +148,7 @@ def test_who_misses_more_has_more_filled_ahead(
     is_on: bool,
 ) -> None:
     """One reader of each rank waits for the first unit of a large file. No other unit is demanded,
-    so that the engine fills the rest ahead."""
+    so the engine fills all others ahead of the readers."""
     source, units = slow_factory(), sized(40, 60)
     make_files(source.backing, 2, units * UNIT)
     session = session_factory(
@@ -179,7 +181,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # seven of eight units
+    if is_on:  # the second rank gets seven of eight units
         assert lead >= units / 2
     else:
         assert lead <= 4
@@ -189,7 +191,7 @@ def test_who_misses_more_has_more_filled_ahead(
 
 
 def orders(absent: list[int], present: list[int]) -> list[list[int]]:
-    """Returns for each rank the same number of files, those with and without copies mixed
+    """Returns the same number of files for each rank. Files with and without copies are mixed
     evenly."""
     found = []
     for missed in MISSED:
@@ -202,12 +204,12 @@ def orders(absent: list[int], present: list[int]) -> list[list[int]]:
 def read(
     session: Session, program: Path, source: SlowSource, ranks: list[list[int]]
 ) -> tuple[set[int], list[float]]:
-    """Runs a reader of each rank, all at the same time, and compares every byte. The source gives
-    nothing before all ranks have demanded something. It keeps its pages: otherwise opens would wait
-    in the kernel for the reads of fills.
+    """Runs one reader per rank, all at the same time. The readers compare every byte. The source
+    serves no read before each rank has demanded something. Its pages stay in the page cache,
+    because otherwise opens would wait in the kernel for the reads of fills.
 
-    Returns which ranks' demands were seen, as demands name ranks (0: of no rank), and the largest
-    shares that were seen: the sum of all ranks', and that of a single rank.
+    Returns the ranks whose demands were seen, numbered as in demands (0 means no rank), and two
+    maxima of what was seen: the sum of all ranks' shares, and the share of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(
@@ -258,7 +260,8 @@ def test_ranks_that_miss_unequally(
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
     session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
-    # Slow enough for readers to wait for copies: nobody waits for those of a fast source.
+    # The source is slow enough for readers to wait for copies. If a source is fast, no reader waits
+    # for copies of its files.
     source.latency(read=0.001)
     absent, present = all_files[: sum(MISSED)], all_files[sum(MISSED) :]
     with Reader(epoch_reader, session, "read", SIZE, 4, source.mountpoint, present) as reader:
@@ -283,8 +286,8 @@ def test_ranks_that_a_plan_knows(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> None:
-    """Ranks that read as fast as they can wait for the files that the plan has fetched ahead of
-    them, and share by what the plan says."""
+    """The ranks read as fast as they can, so they wait for the files that the daemon fetches ahead
+    by the plan. The ranks' shares are those that the plan predicts."""
     source = slow_factory(keep_pages=True)
     made = make_files(source.backing, 2 * FILES, SIZE)
     numbers = {str(number): number for number in made}

@@ -1,4 +1,5 @@
-"""Copies in a slow tier are in the page cache before the programs of a plan open them."""
+"""The daemon brings copies in a slow tier into the page cache before the programs of a plan open
+them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from monarch_py.plan.samplers import Listed
 (FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # files that are read at a time
 AREA = 2 * MIB
-# WINDOW: the most files that seven eighths of the area hold. LEAST: if its directory and rounding
-# take some of the room.
+# WINDOW: the largest number of files that fit into seven eighths of the area. LEAST: the number
+# that still fits if the area's directory and rounding take some of this room.
 WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 
@@ -131,7 +132,7 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    # All files ordered at a time are there; none is still being read.
+    # All files that were ordered at the same time are in memory; none is still being read.
     wait_until(
         lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
         what="the first files",
@@ -141,7 +142,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert cached == set(training.orders[0][: len(cached)])
     order = [number for epoch in training.orders for number in epoch]
     for at in range(0, FILES, PART):
-        # A file that was read is in memory for its next use only if it is brought in again.
+        # These files were read. They are in memory for their next use only if the daemon brings
+        # their copies in again.
         forget_pages(copies, order[:at])
         training.read(epoch_reader, session, order[at : at + PART])
         soon = [copies[number] for number in order[at + PART :][: LEAST // 2]]

@@ -1,5 +1,5 @@
-"""Which place a file is fetched from: the measured rates of each place, and the choice made of
-them."""
+"""The rates that are measured for each place, and the choice, by these rates, of the place that a
+file is fetched from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Records that each of `readers` has got `rate` [bytes/s] from a place for `seconds`."""
+        """Records that each of `readers` readers has got `rate` [bytes/s] from a place for
+        `seconds`."""
         self.now += seconds
         level = readers.bit_length() - 1
         self.counts[place, 0, level] += np.uint64(rate * seconds)
@@ -67,7 +68,7 @@ class Site:
         self.flows.look()
 
     def choice(self, files: int = 1, due_s: float = 0.0, size: int = FILE) -> list[int]:
-        """Returns for each of the files 0, 1, ... the node that its fill asks first."""
+        """Returns, for each of the files 0, 1, ..., the node that the file's fill asks first."""
         ids = np.arange(files, dtype=np.uint64)
         asked = np.tile(np.array([PEER, NOBODY], dtype=np.int32), (files, 1))
         sizes = np.full(files, size, dtype=np.uint64)
@@ -84,14 +85,14 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # counts as the peer having been tried not long ago
+    site.choice()  # after this, the peer counts as tried recently
     return site
 
 
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
-    """The source may replace the second holder, whichever of two is asked first: the owner is known
-    to have the file, and of the other it is not known that it has none."""
+    """The source may replace the second of two holders, whichever holder is asked first. The owner
+    is known to have the file, and the other node is not known to lack it."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
@@ -113,7 +114,7 @@ def test_the_faster_of_two_holders_goes_first_and_the_slower_is_tried_again() ->
         site.places.choose(np.zeros(1, dtype=np.uint64), asked, sizes, np.zeros(1))
         return [int(node) for node in asked[0]]
 
-    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked, and goes first
+    assert chosen() == [OTHER, PEER + HAS_IT]  # OTHER was never asked before, so it goes first
     assert chosen() == [PEER + HAS_IT, OTHER]
     site.now += TRY_AGAIN_S
     assert chosen() == [OTHER, PEER + HAS_IT]
@@ -187,7 +188,7 @@ def test_queues_count_now() -> None:
     assert site.choice() == [NOBODY]
     site.at_source = 100
     assert site.choice() == [PEER + HAS_IT]
-    # Fills chosen in the same turn are in each other's way.
+    # Fills whose places are chosen in the same turn slow each other down.
     site.queue = site.at_source = 0
     chosen = site.choice(files=1000)
     assert 10 < chosen.count(NOBODY) < 500
@@ -244,7 +245,7 @@ RATES = st.floats(1e4, 1e10)
 
 @given(RATES, RATES, st.integers(1, 40))
 def test_rates_follow_what_is_measured(before: float, after: float, looks: int) -> None:
-    """Estimated rates go down as quickly as up, and stay within the measured ones."""
+    """An estimated rate falls as quickly as it rises, and stays between the measured rates."""
     site = Site()
     site.measured(SOURCES, before)
     for _ in range(looks):
@@ -282,7 +283,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # The time of the open belongs to the bytes that come after it.
+    # The time that the open takes counts as time for the bytes that come after the open.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)

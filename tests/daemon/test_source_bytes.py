@@ -1,4 +1,5 @@
-"""Also in the first epoch the source gives every byte once, in whatever way programs read it."""
+"""Even in the first epoch, the source serves every byte only once, in whatever way programs read
+the files."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """A source that keeps no page in its cache from one open to the next, as a file system under
-    load."""
+    """A source that throws away a file's pages at each open, so that they are read again, as on a
+    file system under load."""
     mounted = slow_factory()
     mounted.rate(200e6)
     mounted.latency(read=0.0005)
@@ -38,9 +39,9 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
-    """Returns the bytes that the source has served, relative to `size`, once all readers and fills
-    have ended. The fills must have read each byte once and the programs none. FUSE itself may have
-    read more."""
+    """Waits for the end of all readers and fills. Returns the number of bytes that the source has
+    served, relative to `size`. The fills must have read each byte once, and the programs none. FUSE
+    itself may have read more bytes from the source."""
     for reader in readers:
         reader.end()
     session.wait_idle()
@@ -54,7 +55,8 @@ def served_share(session: Session, source: SlowSource, size: int, *readers: Read
 
 @pytest.fixture
 def start(session_factory: Factory, source: SlowSource, preload: Path) -> Factory:
-    """Starts a session with these settings, and resets the source's counters once it is scanned."""
+    """Returns a function that starts a session with the given settings, and resets the source's
+    counters after the scan."""
 
     def started(**more: float) -> Session:
         session = session_factory(source.mountpoint, preload=preload, **IN_UNITS | more).start()
@@ -90,9 +92,9 @@ def test_random_reads_of_large_files(
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    """Each reader has a descriptor of its own. All are open before the first read begins the fill:
-    at each open, FUSE throws away the pages that were just read for another descriptor, and reads
-    them again."""
+    """Each reader has a descriptor of its own. All descriptors are open before the first read
+    begins the fill, because at each open FUSE throws away the pages that were just read for another
+    descriptor, and reads them again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
@@ -118,11 +120,13 @@ def test_many_processes_that_read_one_file(
 def test_small_files_read_whole(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
-    """The call asks for more bytes than the file has, as programs do that do not know the size."""
+    """Each read asks for more bytes than the file has, like reads of programs that do not know the
+    file's size."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
-    # With a fill that begins while the reader's open() is under way, FUSE may read twice: its
-    # open() throws away the pages that were just read. So the fill begins with the first read.
+    # If a fill began while the reader's open() is under way, FUSE might read some pages twice,
+    # because FUSE's open() throws away the pages that the fill has just read. So here the fill
+    # begins with the first read.
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
         assert served_share(session, source, SMALL * size, reader) == 1.0
@@ -132,8 +136,9 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve more than every byte once, on a busy machine a fifth more: FUSE's own
-    open() reads again what the fill has read meanwhile (see the test before this one)."""
+    """The source may serve some bytes twice, on a busy machine a fifth of all bytes. The reason is
+    that FUSE's own open() reads again what the fill has read meanwhile (see the test before this
+    one)."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)
@@ -144,8 +149,8 @@ def test_small_files_that_are_filled_from_the_open_on(
 
 
 def test_a_reader_that_stops_half_way(start: Factory, source: SlowSource) -> None:
-    """The reader and the fill behind it share each byte that the source gives. As above, the fill
-    begins with the first read."""
+    """The source serves each byte only once, for the reader and for the fill that follows it. As in
+    the tests above, the fill begins with the first read."""
     (path,) = make_files(source.backing, 1, 16 * MIB).values()
     session = start(fill_after=0.0001)
     script = "import os,sys; fd=os.open(sys.argv[1],0); [os.read(fd, 1 << 18) for _ in range(20)]"

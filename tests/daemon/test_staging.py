@@ -1,4 +1,4 @@
-"""The staging area: copies that come and go, for files that the tiers have no room for."""
+"""The staging area holds copies that come and go, of files for which the tiers have no room."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns the entries that clients have opened and the daemon has not heard of, rounded down to
-    multiples of 64."""
+    """Returns the entries, rounded down to multiples of 64, of the files that clients have opened
+    and whose opens the daemon has not noted yet."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
@@ -60,7 +60,7 @@ def read(session: Session, *paths: Path) -> None:
 
 
 def read_each(session: Session, paths: list[Path]) -> None:
-    """Reads one file after the other, each when the daemon has decided on the one before."""
+    """Reads one file after the other. Waits after each file until the daemon has decided on it."""
     for path in paths:
         read(session, path)
         session.wait_idle()
@@ -75,7 +75,8 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     slow = slow_factory(keep_pages=True)
     files = Files(slow.backing).add_many(MANY, 40_000)
     files.root = slow.mountpoint
-    # A file that is opened before room for it can be made is left to the source: be slow enough.
+    # If a file is opened before the daemon can make room for it, the file is left to the source. So
+    # the source must be slow enough.
     slow.latency(open=0.005, read=0.005)
     staging = {"mount_point": str(area), "max_storage_quota": 512 * KIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()
@@ -167,7 +168,8 @@ def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """A reader that finds the area full waits until room is made, and then reads from the copy. The
-    fill begins with the read: FUSE would read again what a fill has read during an open."""
+    fill begins with the read, because FUSE would read again what a fill had read during the
+    open."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}
@@ -226,9 +228,9 @@ for name in sys.argv[1:]:
 
 
 def test_attributes_of_what_is_staged(session_factory: Factory, tmp_path: Path, area: Path) -> None:
-    """A program sees the source's attributes on the descriptor of a staged copy, whatever it asks
-    statx for. The library recognizes such a copy by a stamp in its mtime, which newer kernels
-    report only if asked."""
+    """Whatever mask a program passes to statx for the descriptor of a staged copy, the program sees
+    the attributes of the source's file. The library recognizes a staged copy by a stamp in the
+    copy's mtime, which newer kernels report only if the mask asks for the mtime."""
     files = Files(tmp_path / "source").add_many(8, 100_000)
     staging = {"mount_point": str(area), "max_storage_quota": 2 * MIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()

@@ -35,7 +35,8 @@ def test_a_daemon_works_while_its_switch_file_does_not_answer(
 
 
 class Hanging:
-    """Stands for os.path.exists on a file system that answers only when the test lets it."""
+    """Replaces os.path.exists by a function that answers only when the test lets it, as on a file
+    system that hangs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.is_there = threading.Event(), False

@@ -1,4 +1,4 @@
-"""The copying threads: as many as are needed, and without memory for buffers when they are idle."""
+"""No more copying threads run than are needed, and idle threads hold no memory for buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_py.daemon.copies.concurrency import FIRST
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
-MANY = 48  # fewer than the source serves at a time
+MANY = 48  # fewer than the requests that the source serves at a time
 
 
 def process_of(session: Session) -> psutil.Process:
@@ -41,8 +41,8 @@ def test_so_many_reads_are_in_flight_at_first(
     settings: dict[str, Any],
     in_flight: int,
 ) -> None:
-    """`in_flight` fills read at the same time from a source that has given nothing yet, if no
-    reader waits for them. No more threads run than these need."""
+    """If no reader waits for fills, `in_flight` of them read at the same time from a source that
+    has served nothing yet. No more threads run than these fills need."""
     source = slow_factory()
     make_files(source.backing, 2 * MANY, 1000)
     source.latency(read=3600)
@@ -84,8 +84,8 @@ def test_threads_without_work_give_their_memory_back(
 def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The limit on the address space stops the start of threads: each takes more than 1 MiB of
-    addresses."""
+    """The limit on the address space prevents the start of more threads, because each thread takes
+    more than 1 MiB of addresses."""
     source = slow_factory(keep_pages=True)  # otherwise an open would wait for the read of a fill
     make_files(source.backing, 2 * MANY, 1000)
     session = session_factory(source.mountpoint, min_reads=MANY).start()

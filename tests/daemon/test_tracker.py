@@ -1,5 +1,5 @@
-"""Plans that are followed by what programs open, with workers that read ahead: the daemon finds
-where the job is, drops a wrong plan, and keeps a right one."""
+"""The daemon follows plans by the files that programs open, although workers read ahead. It finds
+the job's position, drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH = 8
 
 
 class AtOnce(Executor):
-    """Runs each task at once, when it is submitted."""
+    """Runs each task as soon as it is submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -36,7 +36,7 @@ class AtOnce(Executor):
 
 
 class Late(Future[Any]):
-    """A future that says it is done after it was asked `left` times."""
+    """A future whose `done` returns False for `left` calls, and then True."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks are done after so many turns."""
+    """An executor whose tasks are done after `turns` turns, in each of which the caller asks
+    once."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -78,8 +79,8 @@ def course_of(
     node: int = 0,
     executor: Executor | None = None,
 ) -> PlanTracker:
-    """Returns the tracker of a plan over this many files, and `more` in another directory. The plan
-    is followed; the files' numbers are those of the catalog's entries."""
+    """Returns a tracker that follows a plan over `files` files and over `more` files in another
+    directory. A file's number is also the number of its entry in the catalog."""
     root = Path("/nowhere")
     indices = [
         Index.of("files", root / str(i), [f"{n:06}" for n in range(count)], [1] * count)
@@ -95,7 +96,7 @@ def course_of(
 
 
 def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
-    """Runs one turn of the daemon's loop, in which these files were opened."""
+    """Runs one turn of the daemon's loop, in which the daemon sees that these files were opened."""
     observe([c for c in trackers if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
     for tracker in trackers:
         tracker.step()
@@ -119,8 +120,8 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """Eight workers with four batches each have up to a third of an epoch under way; where several
-    nodes read parts of their own, up to two thirds."""
+    """Eight workers that hold four batches each have up to a third of an epoch under way. If
+    several nodes read parts of their own, up to two thirds are under way."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (
@@ -142,8 +143,9 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     "size", cases([(82, 1), (100, 1), (100, 4), (150, 4), (330, 1)], short=[(82, 1), (100, 4)])
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
-    """After an epoch that fits the plan, the window of accesses still has fitting ones. A large
-    part of a short epoch may not be taken for files that the job opens twice.
+    """After an epoch that fits the plan, the window of the last accesses still has fitting
+    accesses. The tracker must not take a large part of a short epoch for files that the job opens
+    twice.
 
     size : steps of an epoch, and ranks"""
     steps, ranks = size
@@ -167,7 +169,8 @@ def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
-    """The tracker searches a last time with what the job has opened by then."""
+    """Before it drops the plan, the tracker searches once more, with the files that the job has
+    opened by then."""
     files, rng = BATCH * 150, random.Random(seed)
     tracker = course_of(training(files), files=files)
     for turn in in_turns(iter(tracker.draw(0).units[:500].tolist()), rng, 5):
@@ -196,8 +199,8 @@ def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, see
 
 @pytest.mark.parametrize("seed", seeds(4, few=1))
 def test_three_right_plans_stay(seed: int) -> None:
-    """An access that fits one plan is not held against the others, also if it comes twice or by
-    chance early."""
+    """An access that fits one plan does not count against the other plans, even if the file is
+    opened twice or happens to be opened early."""
     files, rng = BATCH * 150, random.Random(seed)
     epochs = sized(2, 3)
     trackers = [
@@ -221,8 +224,8 @@ def test_three_right_plans_stay(seed: int) -> None:
 
 @pytest.mark.parametrize("held_out", cases([60, 600], short=[600]))
 def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
-    """A validation on files of the same directory, which the plan does not mention, does not
-    count."""
+    """The reads of a validation do not count if its files, which lie in the same directory, are not
+    in the plan."""
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
@@ -240,7 +243,8 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 @pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
 @pytest.mark.parametrize("ranks", cases([1, 2], short=[2]))
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
-    """The tracker searches for the job meanwhile, and goes on from where it was."""
+    """During somebody else's reads, the tracker searches for the job's position. Afterwards it goes
+    on from the position before these reads."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
     epochs = sized(2, 3)
     tracker = course_of(training(files, ranks=ranks), files=files, epochs=epochs)
@@ -256,8 +260,8 @@ def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_ro
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
-    """The job is found in the middle of an epoch, and two workers lag behind: they open files that
-    lie before that place."""
+    """The tracker finds the job in the middle of an epoch. Two workers lag behind: they open files
+    that lie before the place where the job was found."""
     files, rng = BATCH * 200, random.Random(seed)
     tracker = course_of(training(files), files=files)
     units = tracker.draw(1).units
@@ -273,7 +277,7 @@ def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
 
 
 def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
-    """Six files in slices of two leave none for the fourth node."""
+    """If six files are split into slices of two, no slice is left for the fourth node."""
     files, nodes, rng = 400, 4, random.Random(1)
     loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
     parts = training(files, ranks=nodes, batch=4), PlanPart("validation", 1, loader)
@@ -287,7 +291,7 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
-    """During the search the job goes on by more than a window."""
+    """During the search, the job advances by more than the plan's window."""
     files, rng = BATCH * 1000, random.Random(3)
     executor = InTime(0)
     tracker = course_of(training(files), files=files, epochs=2, executor=executor)

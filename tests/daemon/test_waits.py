@@ -1,5 +1,5 @@
-"""How often readers wait for a copy that is being filled, and that they stop waiting only for a
-while."""
+"""How often readers wait for a copy that is being filled. Readers that have waited in vain stop
+waiting, but only for a while."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
-    """Returns how many readers still wait, and whether the reader of the file does."""
+    """Demands the file for a reader, and answers settled demands. Returns how many readers still
+    wait, and whether this reader is one of them."""
     clients.demand[5] = (0 + 1) << 32 | 1
     waiting = int(lib.monarch_answer_settled(clients, catalog.c))
     return waiting, bool(clients.demand[5])
@@ -54,8 +55,7 @@ def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
 def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
-    """The file was opened after the daemon's last look at the requests, so that it is still
-    ABSENT."""
+    """The file was opened after the daemon last took requests, so the file is still ABSENT."""
     assert answers(clients, catalog) == (0, False), "nobody will fill it"
     lib.monarch_want_file(clients, 0)
     assert answers(clients, catalog) == (1, True)
@@ -96,7 +96,7 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# Reads a unit at each step; if the word is "fork", in a forked child.
+# Reads from the next unit at each step. If the word is "fork", a forked child reads on.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
@@ -122,8 +122,8 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iterator[Session]:
-    """A session whose engine may read so little that nearly every wait is in vain. Readers may
-    read."""
+    """A session whose engine may read so little that nearly every wait of a reader is in vain. The
+    limit does not apply to the readers' own reads."""
     limits = {"operations": 1}
     session = session_factory(
         tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1, **IN_UNITS
@@ -132,7 +132,8 @@ def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iter
 
 
 def read_until(session: Session, program: Steps, name: str, value: int) -> int:
-    """Reads on until the total has reached the value. Returns how many waits there were then."""
+    """Lets the program read on until the total called `name` has reached `value`. Returns how many
+    waits were counted by then."""
     totals = session.totals()
 
     def is_counted() -> bool:
@@ -151,8 +152,9 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """After two waits in vain for a file it is read from the source, and after eight every file is.
-    Waiting begins again later, also in a child that was forked meanwhile."""
+    """After two waits in vain for a file, that file is read from the source. After eight waits in
+    vain, every file is read from there. Readers begin to wait again later, also in a child that was
+    forked meanwhile."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()
@@ -185,8 +187,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Mappings may wait in vain for a limited time in all: here for two waits of a fifth of a
-    second."""
+    """Mappings may wait in vain only for a limited total time. In this test, the limit allows two
+    waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}

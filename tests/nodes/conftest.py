@@ -32,10 +32,10 @@ def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[Slo
 
 @pytest.fixture
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
-    """Mounts one dataset for so many nodes, each with a FUSE client of its own, as on a cluster: a
-    client does not profit from the cache of another node's client. A client keeps a file's pages
-    when the file is opened again: otherwise a program's open would drop pages that a fill, which
-    another node waits for, is just reading, and they would be read twice."""
+    """Mounts one dataset for the given number of nodes. As on a cluster, each node has a FUSE
+    client of its own, which does not profit from the caches of the other nodes' clients. A client
+    keeps a file's pages when the file is opened again. Otherwise, a program's open would drop pages
+    that a fill is just reading for another node, and these pages would be read twice."""
     with ExitStack() as stack:
         yield lambda count: mounted(stack, tmp_path, slowsource_binary, count)
 
@@ -58,8 +58,8 @@ def cluster_factory(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Callable[..., Cluster]:
-    """Makes running nodes over a dataset, each with room for all of it: cluster_factory(nodes,
-    files, size, **settings)."""
+    """Makes running nodes over a dataset, each with room for the whole dataset:
+    cluster_factory(nodes, files, size, **settings)."""
 
     def make(count: int, files: int, size: int, **settings: Any) -> Cluster:
         sources = mounts(count)
@@ -80,11 +80,11 @@ def planned_factory(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> Callable[..., PlannedNodes]:
-    """Makes nodes, not started, with the plan of a training that has a rank on each:
+    """Makes nodes that are not started, with the plan of a training that has one rank on each node:
     planned_factory(loader, epochs, files, size, quota, area, **settings).
 
-    quota, area : of each node's tier and staging area [bytes];  quotas : in `settings`, one for
-    each node, if they differ"""
+    quota, area : the sizes of each node's tier and staging area [bytes];  quotas : in `settings`, a
+    list of the nodes' quotas, if these differ"""
 
     def make(
         loader: Loader, epochs: int, files: int, size: int, quota: int, area: int, **settings: Any
@@ -113,8 +113,8 @@ def namespaces() -> Iterator[Namespaces]:
 
 @pytest.fixture
 def hosts(namespaces: Namespaces) -> Iterator[list[Host]]:
-    """The nodes' hosts. Each has a thread in its network namespace, which starts the node's
-    processes."""
+    """The nodes' hosts. Each host has a thread that runs in the host's network namespace and starts
+    the node's processes there."""
     with ExitStack() as stack:
 
         def on(node: int) -> Host:

@@ -1,6 +1,6 @@
 """Another user of a node, who has taken the address of a daemon that died. To be accepted by both
-sides, he passes what its peers send on to a living daemon; he also sends whatever else might get
-him data.
+sides, he relays messages between the dead daemon's peers and a living daemon. He also sends
+whatever else might get him data.
 
 python impostor.py UID HOST:PORT LIVE-HOST:LIVE-PORT SOURCE-DIRECTORY REQUEST-IN-HEX
 
@@ -52,8 +52,9 @@ class Impostor:
             self._replay()
 
     def _answer(self, client: socket.socket, number: int, answer: bytes, reply: bytes) -> None:
-        """Sends one of four replies: the living daemon's as it came; that one with the rank that
-        the client expects; that rank with zeros; that rank with the client's own bytes."""
+        """Sends one of four replies: the living daemon's reply as it came; the same reply with the
+        rank that the client expects; the expected rank and zeros; the expected rank and the
+        client's own bytes."""
         meant = answer[MEANT_AT : MEANT_AT + 4]
         ways = (reply, meant + reply[4:], meant + bytes(32), meant + answer[-32:])
         client.sendall(ways[number % len(ways)])
@@ -70,7 +71,7 @@ class Impostor:
                 self.seen["stolen"] += len(part)
 
     def _replay(self) -> None:
-        """Repeats what a member has said, on another connection."""
+        """Repeats, on another connection, what a member has sent."""
         with socket.create_connection(self._live, timeout=LIMIT_S) as live:
             receive(live, HELLO)
             live.sendall((self._heard or b"") + self._request)
@@ -103,7 +104,7 @@ def address(word: str) -> tuple[str, int]:
 
 def main() -> None:
     uid, me, live, source, request = sys.argv[1:]
-    # From here on the program may do only what this user may.
+    # From here on, the program may do only what this user is allowed to do.
     os.setgroups([])
     os.setresgid(int(uid), int(uid), int(uid))
     os.setresuid(int(uid), int(uid), int(uid))

@@ -19,7 +19,7 @@ from monarch_py.peers.membership import Cluster, Member
 
 
 class ReplicaServer:
-    """Stands for the server that gives files to peers; records which files it may give."""
+    """A stand-in for the server that gives files to peers. It records which files it may give."""
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
@@ -41,7 +41,7 @@ class ReplicaServer:
 
 
 class Catalog:
-    """The files of one node, in an order of its own."""
+    """The files of one node, in the node's own order."""
 
     def __init__(self, files: list[tuple[int, int]], order: list[int]) -> None:
         self.entries = np.zeros(len(order), dtype=ENTRY)
@@ -78,11 +78,11 @@ def alone() -> Iterator[None]:
 def node(rank: int, quotas: Sequence[Sequence[int]], catalog: Catalog, **more: Any) -> Nodes:
     """Makes a node without peers.
 
-    quotas : for each node those of its tiers [bytes]"""
+    quotas : for each node, the quotas of its tiers [bytes]"""
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, tuple(q)) for i, q in enumerate(quotas))
     membership: Any = Membership(Cluster(rank, members, bytes(32)), None, bytes)  # type: ignore[arg-type]
     shared: Any = SimpleNamespace(catalog=catalog)
-    # How many files wait for each of the nodes.
+    # For each node, the number of files that wait for that node.
     waiting = np.zeros(len(quotas), dtype=np.uint32)
     engine: Any = SimpleNamespace(
         c=None, waiting=waiting, queues=lambda _: waiting, set_homes=lambda *_: None

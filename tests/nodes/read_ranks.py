@@ -3,8 +3,9 @@
     python read_ranks.py OUT RANKS RANK:DATASET ...
 
 DATASET, OUT : as in train_ranks.py. Each rank writes OUT/RANK: a digest of each batch instead of
-its loss, and a digest of all that the ranks have read instead of the weights. The ranks wait for
-each other after each batch. If a call names several ranks, it forks a process for each further one.
+the batch's loss, and a digest of all that the ranks have read instead of a digest of the weights.
+The ranks wait for each other after each batch. If the command line names several ranks, the program
+forks a process for each rank but the first.
 """
 
 from __future__ import annotations

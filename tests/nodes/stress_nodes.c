@@ -1,12 +1,13 @@
-/* Three nodes in one program: engines that fill from each other, the servers that give their copies
- * to peers, and readers that compare every byte. Meanwhile links are cut, servers end, files
+/* Three nodes in one program: engines that fill from each other, servers that give the nodes'
+ * copies to peers, and readers that compare every byte. Meanwhile links are cut, servers end, files
  * change, copies are dropped, and catalogs grow.
  *
  *   stress_nodes SOURCE TIER0 TIER1 TIER2 SECONDS SEED
  *
- * Each node has a thread that stands for its daemon, and is the only one to write its catalog. The
- * program prints the numbers of: successful fills, bytes that came from peers, reads of whole
- * copies, reads of unfinished copies, links, fills from the node that a file has moved to. */
+ * Each node has a thread that acts as the node's daemon. Only this thread writes the node's
+ * catalog. The program prints the numbers of: successful fills, bytes that came from peers, reads
+ * of whole copies, reads of unfinished copies, links, fills from the node to which a file has
+ * moved. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -22,10 +23,10 @@
 #include "shared/doorbell.h"
 
 #define NODES 3
-#define READERS 2           /* of each node */
-#define RANKS 5             /* of readers; rank 0 stands for no rank */
+#define READERS 2           /* per node */
+#define RANKS 5             /* that readers have; rank 0 means no rank */
 #define BLOCK (1024 * 1024) /* so large that several answers share a link */
-#define RANGES 6            /* of files' numbers, each with a large file */
+#define RANGES 6            /* of file numbers; each has a large file */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64
@@ -43,7 +44,7 @@ static struct node {
     struct monarch_engine *engine;
     struct monarch_holdings *holdings;
     struct monarch_peer *peer[NODES];
-    pthread_mutex_t lock; /* of `server`, which ends and begins again */
+    pthread_mutex_t lock; /* guards `server`, which is restarted */
     struct monarch_peer_server *server;
     uint64_t next_copy, rng;
     pthread_t daemon, reader[READERS];
@@ -52,7 +53,7 @@ static struct node {
 static const char *root_path;
 static int root, over;
 static uint64_t filled, whole_reads, part_reads, links, moved;
-/* Duplicates of the links' descriptors: shutting one down cuts its link. */
+/* Duplicates of the links' descriptors: shutdown() of a duplicate cuts the link. */
 static int link_fd[LINKS];
 static pthread_mutex_t links_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -81,7 +82,8 @@ static void connect_pair(int end[2]) {
     CHECK(end[1] >= 0 && close(listener) == 0);
 }
 
-/* Both directions of a link use the same keys: nothing here could mistake one for the other. */
+/* Both directions of a link use the same keys, because nothing here could mistake one direction for
+ * the other. */
 static const struct monarch_peer_keys keys;
 static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 
@@ -217,7 +219,7 @@ static unsigned number_of(const struct node *n, uint64_t id) {
 }
 static unsigned owner_of(const struct node *n, uint64_t id) { return number_of(n, id) % NODES; }
 
-/* The owner has no room for every fifth file: the next node keeps it. */
+/* For every fifth file, the owner has no room, and the next node keeps the file. */
 static int is_moved(const struct node *n, uint64_t id) { return number_of(n, id) % 5 == 0; }
 static unsigned heir_of(const struct node *n, uint64_t id) { return (owner_of(n, id) + 1) % NODES; }
 
@@ -238,7 +240,8 @@ static void order(struct node *n, uint64_t id) {
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
         from[i] = i || owner_of(n, id) == n->number ? -1 : (int32_t)owner_of(n, id);
-    /* The hint that the owner has the whole file may be wrong: only time limits depend on it. */
+    /* The hint that the owner has the whole file may be wrong, because only time limits depend on
+     * the hint. */
     if (from[0] >= 0 && below(&n->rng, 2))
         from[0] += MONARCH_HAS_IT;
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
@@ -296,7 +299,8 @@ static void take_results(struct node *n) {
     monarch_engine_settle(n->engine);
 }
 
-/* Drops a copy, so that it is made again, or excludes a file, or includes it again. */
+/* Drops a copy, so that it is made again, or excludes a file, or includes an excluded file
+ * again. */
 static void change_minds(struct node *n) {
     uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
     if (is_in(n, id, MONARCH_PRESENT)) {
@@ -314,7 +318,7 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
-/* Peers ask this node for files that their owner has no room for. */
+/* Peers ask this node for files for which their owner has no room. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)
@@ -369,13 +373,14 @@ static void read_range(int fd, unsigned k, uint64_t at, uint64_t end) {
 static void read_whole(const struct node *n, uint64_t word, unsigned k) {
     int fd = open_copy(n, word);
     if (fd < 0)
-        return; /* dropped */
+        return; /* the copy was dropped */
     read_range(fd, k, 0, size_of(k));
     close(fd);
     count(&whole_reads);
 }
 
-/* Reads a unit as the library does: the slot may be given to another fill at any moment. */
+/* Reads a unit as the library does. Another fill may get the slot at any moment, so the slot's word
+ * is checked before and after the open. */
 static void read_unit(const struct node *n, uint64_t word, unsigned k, uint64_t unit) {
     uint64_t unit_bytes = monarch_unit_of(size_of(k), BLOCK), at = unit * unit_bytes;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++) {
@@ -416,7 +421,7 @@ static void *be_reader(void *arg) {
         const struct monarch_catalog *c = __atomic_load_n(&n->catalog, __ATOMIC_ACQUIRE);
         unsigned k = (unsigned)(below(&rng, RANGES) * 500 + below(&rng, FILES));
         if (below(&rng, 3) == 0)
-            k = k / 500 * 500 + 7; /* a large one */
+            k = k / 500 * 500 + 7; /* a large file */
         name_of(k, path);
         int64_t id = monarch_find(c, 0, path, strlen(path));
         CHECK(id >= 0);
@@ -478,7 +483,7 @@ static void begin(struct node *n, const char *tier, uint64_t seed) {
     serve(n);
 }
 
-/* Ends a node as the daemon does; other nodes may still be asking it. */
+/* Ends a node as the daemon does. Other nodes may still send requests to this node. */
 static void end(struct node *n) {
     monarch_engine_holdings(n->engine, NULL);
     end_server(n);

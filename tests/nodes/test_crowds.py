@@ -17,7 +17,8 @@ KIB = 1 << 10
 # How long a read takes at the source of the slow node, and the time within which the other nodes
 # must give what they have [s].
 HANGS_S, SOON_S = 8.0, 4.0
-# Opens files without reading them, many at a time: each open waits a second for a silent node.
+# Opens files without reading them, many at a time, because each open waits a second for a silent
+# node.
 OPEN = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +51,9 @@ def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
 def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
-    """One node has as many orders waiting for another as it may have. The other node then asks it
-    for whole blocks of several units, which no reader waits for, and gets them."""
+    """The crowded node has as many orders waiting for the slow node as are allowed. The slow node
+    then asks the crowded node for whole blocks of several units, for which no reader waits, and
+    gets them."""
     sources = mounts(2)
     backing, large, size = sources[0].backing, [f"large{n}" for n in range(8)], 768 * KIB
     small = make_files(backing, 4600, KIB)

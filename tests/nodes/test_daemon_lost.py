@@ -1,5 +1,5 @@
-"""A node's daemon is killed, stopped or restarted in the middle of an epoch: no job notices, and
-the other nodes ask it again afterwards."""
+"""If a node's daemon is killed, stopped or restarted in the middle of an epoch, no job notices, and
+the other nodes ask this daemon again afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def stop_for_a_while(node: Node) -> None:
 
 
 def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
-    """Calls `do` in an epoch of all nodes, when the victim has given something to the others."""
+    """Calls `do` while all nodes read an epoch, after the victim has given data to the other
+    nodes."""
     victim = cluster.nodes[VICTIM]
     cluster.rate(18e6)
     with ExitStack() as stack:
@@ -79,8 +80,8 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     is_used_again(cluster)
 
 
-# Without --long, the test before this one checks this, and test_planned_failures.py does with a
-# daemon that is started empty.
+# Without --long, the test before this one checks that other nodes ask the daemon again, and
+# test_planned_failures.py checks it for a daemon that is started without copies.
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:

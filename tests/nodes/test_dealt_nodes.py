@@ -1,4 +1,5 @@
-"""Several nodes whose plan deals samples to the nodes that hold them: most reads are local."""
+"""A plan for several nodes deals samples to the nodes that hold them, so that most reads are
+local."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from monarch_py.policies.placement import UNIT
 
 RANKS, FILES, SIZE, EPOCHS, SEED, BATCH = 3, 120, 100_000, 3, 7, 4
 ROOM = FILES * int(UNIT.rounded(np.array([SIZE], np.uint64))[0])
-# The quota in the plan: room for all files on the nodes together, with a little to spare, but not
-# for many second copies.
+# The quota that the plan assumes for each node. The nodes together then have room for all files,
+# but only for few second copies.
 QUOTA = ROOM // RANKS + MIB // 2
 
 
@@ -51,12 +52,12 @@ def test_ranks_read_what_their_nodes_hold(
         planned.read([each.tolist() for each in orders])
     planned.nodes.wait_idle()
     assert all(map(follows, planned.all))
-    # On a busy machine, a holder may be late; then its file is read from the source instead.
+    # On a busy machine, a holder may be late; then the file is read from the source instead.
     again = planned.read_by_fills() - FILES * SIZE
     assert again >= 0
     totals = [node.totals() for node in planned.all]
     assert sum(each["fallbacks"] for each in totals) == 0
-    # The nodes exchange no more files than the plan says, and each second copy once.
+    # The nodes exchange no more files than the plan says, and fetch each second copy once.
     seconds = int((holders[:, 1:] != NONE).sum())
     moved = sum(each["bytes_from_peers"] for each in totals) + again
     assert moved <= (strangers + seconds) * SIZE

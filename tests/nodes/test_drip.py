@@ -1,4 +1,4 @@
-"""A node stops quickly although a peer sends it a byte now and then."""
+"""A node that is stopped ends quickly, even if a peer still sends it a byte now and then."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Eviction by a plan on several nodes: copies are evicted where other nodes have theirs, and the
-source is not read again for them."""
+"""A plan evicts copies on several nodes. A node evicts only copies of files of which other nodes
+have copies, so that these files are not read from the source again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.watch import assert_quiet
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Listed
 
-# The first epochs use one half of the files, the other epochs the other half. Every node has room
-# for six tenths of all files, and owns half of them.
+# The first EPOCHS epochs use one half of the files, and the next EPOCHS epochs use the other half.
+# Every node has room for six tenths of all files, and owns half of all files.
 RANKS, HALF, SIZE, EPOCHS = 2, 120, 50_000, sized(4, 6)
 FILES = 2 * HALF
 PART = HALF // RANKS // 4  # files that each rank reads at a time
@@ -28,8 +28,9 @@ def evicted_by(nodes: Nodes) -> list[int]:
 
 
 def look_for_room(nodes: Nodes) -> None:
-    """Gives nodes that have evicted nothing yet the time to look a few times for copies to evict.
-    They may find none: if all files that are read again soon are staged, no copy must go."""
+    """Waits at most a second until all nodes have evicted something. In this time, a node looks for
+    copies to evict a few times. It may find none: if all files that are read again soon are staged,
+    no copy must go."""
     until = time.monotonic() + 1
     while time.monotonic() < until and not all(evicted_by(nodes)):
         time.sleep(0.01)
@@ -53,7 +54,7 @@ def test_no_owner_drops_what_the_others_come_for(
         peers={"fetch": "holders"},
     ).start()
     nodes = planned.nodes
-    # Slow enough for several looks in an epoch.
+    # The source is so slow that the nodes look for copies to evict several times per epoch.
     planned.source.rate(20e6)
     planned.source.latency(open=0.001, read=0.001)
     for number, epoch in enumerate(epochs):
@@ -63,12 +64,12 @@ def test_no_owner_drops_what_the_others_come_for(
                 look_for_room(nodes)
     assert all(evicted_by(nodes))
     nodes.wait_idle()
-    # A file that a node does not have is on its owner.
+    # If a node has no copy of a file, the file's owner has one.
     for rank in range(RANKS):
         planned.read([range(FILES if rank == each else 0) for each in range(RANKS)])
     nodes.wait_idle()
-    # Reads that the mount serves from its page cache are not counted at the source, but are counted
-    # here.
+    # Reads that the mount serves from its page cache are not counted at the source, but
+    # `read_by_fills` counts them.
     assert planned.read_by_fills() == FILES * SIZE
     for node in nodes.all:
         assert_quiet(node)

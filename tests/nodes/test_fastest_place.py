@@ -1,4 +1,5 @@
-"""A file that another node has comes from there, or from the source if that is faster now."""
+"""A file that another node has comes from that node, or from the source if the source is faster at
+the time."""
 
 from __future__ import annotations
 
@@ -60,10 +61,10 @@ def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
 ) -> None:
     """A link that becomes slow loses to the source, and wins again when it is fast.
 
-    share : of the other node's files for which the slow link must lose;  a large share takes many
-    epochs"""
+    share : the share of the other node's files for which the slow link must lose to the source; a
+    large share takes many epochs"""
     nodes = again()
-    # Only its owner reads the first copy of a file from the source.
+    # Only the owner of a file reads it from the source to make the first copy.
     assert nodes.epoch() == (0, nodes.foreign)
     assert nodes.cluster.served() == FILES * SIZE
     assert nodes.epoch() == (0, nodes.foreign)

@@ -1,5 +1,5 @@
-"""A node whose disk is full passes the files that it should keep for all nodes to the next node:
-the source still serves each file once."""
+"""If a node's disk is full, the node passes on to the next node the files that it should keep for
+all nodes. The source still serves each file once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEFT = 10
 
 @pytest.fixture
 def full_tier(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own for the second node's tier."""
+    """Mounts a separate file system for the second node's tier."""
     directory = tmp_path / "nodes" / f"node{FULL}"
     directory.mkdir(parents=True)
     with Mounts(directory) as mounts:
@@ -38,8 +38,8 @@ def cluster(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Cluster:
-    """Every node has room for half of the dataset: it owns a quarter, and keeps copies of other
-    nodes' files in the rest."""
+    """Every node has room for half of the dataset. It owns a quarter of the dataset, and uses the
+    rest of its room for copies of other nodes' files."""
     sources = mounts(NODES)
     files = make_files(sources[0].backing, FILES, SIZE)
     for source in sources:
@@ -75,7 +75,8 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
 ) -> None:
     own = counts(cluster, "own_files")
     fill_up(full_tier)
-    # The owner stages these files for all nodes until it has lacked room for a while.
+    # The owner stages the files for which its tier has no room, for all nodes, until it has lacked
+    # room for a while.
     assert read_once(cluster, 0) <= 1.05
     passed_on = counts(cluster, "passed_on_files")
     assert 0 < passed_on[FULL] < own[FULL]

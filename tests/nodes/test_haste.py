@@ -24,10 +24,11 @@ def owner_of_all(cluster: Cluster) -> int:
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """The owner first reads the parts that are asked for, and the other node reads nothing from the
-    source instead."""
+    """The owner first reads the parts that the other node asks for, so the other node does not read
+    them from the source itself."""
     size, block = sized(24, 48) * MIB, MIB
-    # On a busy machine the source may be faster than the other node: ask holders only.
+    # On a busy machine the source may be faster than the other node, so the nodes must ask only
+    # holders.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
     owner = owner_of_all(cluster)
@@ -36,7 +37,7 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
     assert end["longest_s"] < 2
     cluster.nodes[1 - owner].wait_idle()
-    # The owner gives the last block only after it has looked at the source once more.
+    # The owner gives the last block only after it has checked the file at the source once more.
     assert cluster.served() <= size + block
     assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
 
@@ -45,7 +46,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     files, size = 60, 100 * KIB
     cluster = cluster_factory(2, files, size, fill_after=0)
     owner, asker = cluster.nodes
-    # The owner cannot know this before it tries: the directory of its copies is gone.
+    # The owner does not know that it has no room before it tries to make a copy: the directory of
+    # its copies is gone.
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
@@ -68,7 +70,7 @@ def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """The nodes open more files than the engines take at a time. Orders that wait for another node
-    leave room for those that the other node waits for."""
+    leave room for orders of files that the other node waits for."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
@@ -93,7 +95,8 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     late = cluster.nodes[0]
     late.kill()
     late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
-    # A scan looks at the files that it knows already too if their directory has just changed.
+    # If a directory has just changed, a scan also examines those of its files that are already
+    # known.
     new = cluster.mounts[0].backing / "new"
     new.touch()
     new.unlink()

@@ -24,7 +24,8 @@ from monarch_py.native import lib
 
 FILES, SIZE = 24, 300_000
 NOBODY, VICTIM, LIVE = 65534, 2, 0
-# How often he is asked for his status: often enough to meet each of his four answers twice.
+# How many times the impostor is asked for his status: often enough to get each of his four replies
+# twice.
 ASKED = 8
 
 
@@ -66,8 +67,8 @@ def why(cluster: Cluster) -> str:
 
 
 def copies_are_right(cluster: Cluster) -> bool:
-    """Whether all copies in the tiers have the source's bytes. Files are told apart by their first
-    bytes."""
+    """Whether all copies in the tiers have the content of their source files. The first bytes of a
+    copy tell of which file it is."""
     known = {content(seed, SIZE)[:16]: content(seed, SIZE) for seed in cluster.files}
     kept = [copy.read_bytes() for node in cluster.nodes for copy in node.copies()]
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)

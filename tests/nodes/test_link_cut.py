@@ -1,4 +1,4 @@
-"""A node whose link is cut in the middle of an epoch and mended later."""
+"""A node whose link is cut in the middle of an epoch and mended later is asked for files again."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from monarch_py.simulator.scenario import (
 
 KIB, MIB = 1 << 10, 1 << 20
 FILES, EPOCHS, BATCH = 240, 3, 4
-# How many copies a node has in the test of which copies are dropped first.
+# How many copies each node has in `test_what_goes_first`.
 HELD = 20
 # Practically no limit [bytes/s].
 FAST = 1e12
@@ -63,7 +63,7 @@ def without_peers() -> Iterator[None]:
 class Trace:
     """A plan, and the tiers of its nodes.
 
-    quotas : for each node those of its tiers, as many on every node [bytes]"""
+    quotas : for each node, the quotas of its tiers [bytes]; all nodes have equally many tiers"""
 
     quotas: tuple[tuple[int, ...], ...]
     ranks_per_node: int
@@ -159,7 +159,8 @@ class Trace:
         return made
 
     def placed(self, daemon: Nodes) -> PlacementResult:
-        """Returns where the daemon places the plan's files, and lets it follow this."""
+        """Returns where the daemon places the plan's files, and lets the daemon follow this
+        placement."""
         entries = self.catalog.ids()
         used = np.ones(FILES, dtype=bool)
         tracker: Any = SimpleNamespace(
@@ -188,15 +189,17 @@ class Trace:
         return [replace(UNIT, free_bytes=int(each), free_inodes=FILES) for each in room]
 
 
-# Room for more than the dataset, so that nodes also keep other nodes' files; for a part of it; one
-# node with hardly any room; and a single node.
+# In the first trace, the nodes have room for more than the dataset, so that they also keep other
+# nodes' files. In the second, they have room for only a part of the dataset. In the third, one node
+# has hardly any room. The fourth has a single node.
 TRACES = [
     Trace(((3 * MIB,), (3 * MIB,), (4 * MIB,)), 1, 1),
     Trace(((2 * MIB,), (1 * MIB,), (1 * MIB,)), 2, 2),
     Trace(((4 * MIB,), (8 * KIB,)), 2, 3),
     Trace(((16 * MIB,),), 4, 4),
 ]
-# Two tiers have enough room together: no file is left over because the room is in two parts.
+# The two tiers of the nodes have so much room that no file is left over, although the room is in
+# two parts.
 TIERED = [
     Trace(((1 * MIB, 3 * MIB), (2 * MIB, 3 * MIB), (MIB // 2, 4 * MIB)), 1, 5),
     Trace(((2 * MIB, 16 * MIB), (2 * MIB, 16 * MIB)), 2, 6),
@@ -234,7 +237,8 @@ def test_without_a_plan(trace: Trace) -> None:
 def tiers_on_request(
     trace: Trace, daemon: Nodes, requests: npt.NDArray[np.uint64]
 ) -> dict[int, int]:
-    """Returns the tier of each file if a program asks the daemon for one after the other."""
+    """Returns the tier that each file gets if programs request the files from the daemon one after
+    the other."""
     rooms, found = trace.tiers(daemon), {}
     for file in requests:
         (tier,) = daemon.policy.tier_of(file[None], trace.catalog.entries["size"][[file]], rooms)
@@ -267,7 +271,7 @@ def test_along_a_plan(trace: Trace) -> None:
 @pytest.mark.parametrize("is_planned", [False, True])
 @pytest.mark.parametrize("trace", TRACES)
 def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
-    """Each copy is made with the file's first use. So in the last epoch a node has copies of the
+    """Each copy is made when its file is first used. So in the last epoch a node has copies of the
     files that it owns, and of the other nodes' files that it keeps and has used before."""
     decision = planned(trace.job) if is_planned else hashed(trace.job, trace.keys)
     decision = replace(decision, when=When.ON_USE)
@@ -292,8 +296,8 @@ def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
 @pytest.mark.parametrize("trace", [*TRACES, *TIERED])
 def test_what_goes_first(trace: Trace) -> None:
     """In the middle of the first epoch, every node has copies of the last files that it has used.
-    For a file that needs the room of several, the daemon drops the same copies as the simulator's
-    caches."""
+    To make room for a file as large as several of them, the daemon drops the same copies as the
+    simulator's caches do."""
     uses = next_uses(trace.job, together=False)[0]
     for rank, daemon in enumerate(trace.daemons()):
         policy, order = daemon.policy, trace.job.orders(0)[rank].ravel()

@@ -1,5 +1,5 @@
-"""Nodes with different or wrong knowledge of a file: it has changed after the scan of one node, or
-after the scans of all, or a copy is damaged."""
+"""Nodes have different or wrong knowledge of a file: the file has changed after the scan of one
+node, or after the scans of all nodes, or a copy of the file is damaged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own(node: Node) -> int:
 
 
 def rewrite(path: Path, *, keep_times: bool) -> None:
-    """Gives the file other bytes, as many as before."""
+    """Gives the file new content of the same size."""
     seen = path.stat()
     path.write_bytes(os.urandom(seen.st_size))
     if keep_times:
@@ -43,8 +43,8 @@ def rewrite(path: Path, *, keep_times: bool) -> None:
 
 
 def wait_seen(cluster: Cluster) -> None:
-    """Waits until every mount of the source shows the files' present attributes: a mount trusts the
-    attributes that it has seen for a second."""
+    """Waits until every mount of the source shows the files' present attributes. After a mount has
+    read attributes, it trusts them for a second."""
 
     def attributes(path: Path) -> tuple[int, int, int]:
         seen = path.stat()
@@ -58,7 +58,7 @@ def wait_seen(cluster: Cluster) -> None:
         )
 
     wait_until(is_seen, what="the new attributes")
-    # If neither size nor mtime has changed, a mount keeps the old pages too: drop them.
+    # If neither size nor mtime has changed, a mount keeps the old pages too, so drop these pages.
     for mount in cluster.mounts:
         for name in cluster.files:
             with (mount.mountpoint / str(name)).open("rb") as file:
@@ -72,8 +72,8 @@ def start_anew(node: Node) -> None:
 
 
 def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
-    """Node 0 has copies of the old files. Node 1 is restarted, knows the new files, and must read
-    these."""
+    """Node 0 has copies of the files before they change. Node 1 is restarted after the change, so
+    it knows the new files and must read their new content."""
     cluster.epoch()
     for node in cluster.nodes:
         node.wait_idle()
@@ -96,13 +96,14 @@ def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Clu
 
 
 def test_files_whose_times_were_set_back(cluster_factory: Callable[..., Cluster]) -> None:
-    """Only the ctime tells the new files from the old ones."""
+    """Only the ctime of a file shows that its content has changed."""
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=True)
 
 
 def test_files_that_have_changed_since_every_scan(cluster_factory: Callable[..., Cluster]) -> None:
-    """Readers get the present bytes of files that have changed since every node's scan, also of
-    files that were empty then, of which a peer has no byte to send."""
+    """Readers get the present content of files that have changed since the scans of all nodes. This
+    holds even for files that were empty when they were scanned, of which a peer has no byte to
+    send."""
     cluster = cluster_factory(2, FILES, SIZE)
     for name in cluster.files[: FILES // 2]:
         (cluster.mounts[0].backing / str(name)).write_bytes(b"")

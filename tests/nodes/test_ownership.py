@@ -32,7 +32,7 @@ from monarch_py.policies.placement import NOWHERE, slack_of
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(st.integers(0, 64 * KIB), st.integers(0, 4 * MIB), st.just(1 << 60))
 QUOTAS = st.lists(st.one_of(st.just(0), st.integers(0, 16 * MIB)), min_size=1, max_size=6)
-# A hash for each file, and its size.
+# The hash and the size of each file.
 FILES = st.lists(
     st.tuples(st.integers(1, (1 << 64) - 1), SIZES), max_size=60, unique_by=lambda file: file[0]
 )
@@ -47,13 +47,13 @@ def without_peers() -> Iterator[None]:
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
     """Makes a node without peers.
 
-    quotas : of the nodes, which have one tier each [bytes]"""
+    quotas : for each node, the quota of its only tier [bytes]"""
     return lone_nodes.node(rank, [(quota,) for quota in quotas], catalog, **more)
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
-    """Returns for each hash the owner: the node that is asked, or the node itself for what it keeps
-    for others."""
+    """Returns the owner of each file, by the file's hash: the node that `made` asks for the file,
+    or `made` itself if it keeps the file for others."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.replicas
     return {
@@ -65,7 +65,7 @@ def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
 def decided(
     files: list[tuple[int, int]], quotas: list[int], shuffled: Any
 ) -> list[tuple[Nodes, Catalog]]:
-    """Makes every node, each with its own order of the files, and lets it decide."""
+    """Makes all nodes, each with its own order of the files, and lets each node decide."""
     made = []
     for rank in range(len(quotas)):
         order = list(range(len(files)))
@@ -95,7 +95,7 @@ def test_all_nodes_say_the_same_within_their_quotas(
         own = np.isin(np.arange(len(catalog)), list(holdings.kept))
         assert keeps[own].all()
         assert sizes[keeps].sum(dtype=np.float64) <= quotas[rank]
-        # If a node keeps a file that it does not own, it has a node to ask for it.
+        # If a node keeps a file that it does not own, it knows a node to ask for the file.
         assert not (keeps & ~own & (made.asked(catalog.ids()) == NOBODY).all(axis=1)).any()
         left[rank] -= int(sizes[own].sum())
     for hash_, size in files:
@@ -225,7 +225,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
             for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
-                # The other nodes learn of it when they ask; the heir keeps the file from then on.
+                # The other nodes learn of the heir when they ask for the file. From then on, the
+                # heir keeps the file.
                 for other in made:
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
@@ -233,8 +234,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # A node that has passed a file on names its present holder, also after the next node has passed
-    # it on.
+    # A node that has passed a file on names the file's present holder, even after the next node has
+    # passed the file on too.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas

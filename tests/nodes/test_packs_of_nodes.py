@@ -57,8 +57,9 @@ def test_no_node_opens_a_file_that_is_in_the_pack(
 def test_a_node_reads_none_of_another_nodes_files_along(
     mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
-    """A node does not read members that other nodes own along with its own. With large members it
-    would read many, if these counted as wanted."""
+    """When a node reads its own members of the pack, it does not also read members that other nodes
+    own. If those members counted as wanted, the node would read many of them here, because the
+    members are large."""
     sources, count, size = mounts(3), 200, 100 << 10
     with packed(sources, tmp_path, count, size):
         assert sum(source.counts()["bytes_read"] for source in sources) <= 1.3 * count * size

@@ -1,4 +1,5 @@
-"""How long a node waits for another one that lives, but whose source is slow or gives nothing."""
+"""How long a node waits for another node whose daemon runs, but whose source is slow or gives
+nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ THREADS = 8
 def test_a_slow_source_is_not_asked_by_others_as_well(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The reader that is served last waits for several answers of the owner, and nobody else asks
-    the source."""
+    """The reader that is served last waits for several answers of the owner, and no node but the
+    owner reads from the source."""
     files, size = 40, 256 * KIB
     cluster = cluster_factory(2, files, size)
     # The readers of both nodes ask one node for more than it can read within two answers, of 0.6 s
@@ -36,12 +37,13 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
 def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The asker has ordered whole blocks of several units that nobody waits for. A reader then
-    wants first the files that the owner would read last, and the owner learns of it."""
+    """The asker has ordered whole blocks of several units, for which no reader waits. Then a reader
+    begins with the files that the owner would read last, and the owner learns that a reader waits
+    for them."""
     files, size = 24, 384 * KIB
     cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
     asker = cluster.nodes[1]
-    # In its own order, the owner would take four seconds.
+    # In its own order, the owner would take four seconds to come to the last file.
     cluster.rate(2 * files / 2 * size / 4)
     asker.want_all()
     wait_until(lambda: cluster.served() > 0, what="fills that nobody waits for")
@@ -56,8 +58,8 @@ def test_a_reader_of_what_is_on_its_way_already_is_told_of(
 def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The owner's daemon lives and says so, but its source gives nothing; the asker can read from
-    the source itself."""
+    """The owner's daemon runs and says so, but the owner's mount of the source gives nothing. The
+    asker can read from its own mount."""
     files, size = 12, 256 * KIB
     cluster = cluster_factory(2, files, size)
     owner, asker = cluster.nodes

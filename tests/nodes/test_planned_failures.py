@@ -1,6 +1,6 @@
-"""Several nodes with a plan: one of them fails, or jobs are restarted, or quotas differ or are too
-small. The nodes go on with the plan, and the source is read once for the files that the nodes can
-hold."""
+"""Several nodes follow a plan, but one of the nodes fails, or jobs are restarted, or quotas differ
+or are too small. The nodes go on with the plan, and each file that they can hold is read from the
+source once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from monarch_py.plan.samplers import DistributedSampler
 
 RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
 VICTIM = 1
-# What a copy takes of a tier [bytes].
+# The room that a copy takes in a tier [bytes].
 COUNTED = 40_960
 # Room for all files on three nodes, and for a twentieth more.
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
 SLOW = 5e6
-# On a busy machine a node may stop waiting for another one, and read a few files itself.
+# On a busy machine, a node may stop waiting for another node, and read a few files from the source
+# itself: at most this much in all nodes [bytes].
 SOME = FILES * SIZE // 10
 
 
@@ -53,9 +54,9 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
 
 
 def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
-    """Calls `do` in the first of two epochs, when the victim has given something to the others."""
+    """Calls `do` in the first of two epochs, after the victim has given data to the other nodes."""
     victim = planned.all[VICTIM]
-    # slow enough for the test to notice the middle, also on a busy machine
+    # The source is so slow that the test notices the middle of the epoch, even on a busy machine.
     planned.source.rate(SLOW / 4)
     with ExitStack() as stack:
         orders = orders_of(0, 1)
@@ -70,8 +71,8 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
 
 
 def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
-    """Reads this epoch, and waits until all nodes know where the training is: at the epoch's end,
-    or at the beginning of the next one."""
+    """Reads this epoch on all nodes. Waits until all nodes know where the training is: at the end
+    of this epoch, or at the beginning of the next epoch."""
     planned.read(orders_of(epoch))
 
     def known() -> bool:
@@ -84,8 +85,8 @@ def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
 
 
 def goes_on(planned: PlannedNodes) -> None:
-    """Asserts that after epochs 2 and 3 each file has its copies, and the source gives nothing
-    more."""
+    """Reads epochs 2 to 4. Asserts that in epoch 4 hardly anything comes from the source, because
+    the copies of all files have been made, and that the victim gives files again."""
     victim = planned.all[VICTIM]
 
     def usable() -> bool:
@@ -140,7 +141,8 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:
     """A killed job goes on at the epoch in which it was killed, as from a checkpoint, or at another
-    one. The nodes find its place and have the copies, which otherwise would be read twice."""
+    epoch. The nodes find the job's place in the plan and still have their copies, so no file is
+    read from the source twice."""
     planned = make()
     epoch_of_all(planned, 0)
     planned.read([order[: FILES // RANKS - 1] for order in orders_of(1)])
@@ -166,8 +168,8 @@ def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
 
 
 def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
-    """The nodes have room for three fifths of the files. Each of the others is fetched ahead of its
-    use by the node that needs it."""
+    """The nodes have room for three fifths of the files. Each of the other files is fetched, before
+    it is used, by the node that needs it."""
     quota, area = FILES * COUNTED // 5, MIB // 2
     planned = make(area, quotas=[quota] * RANKS)
     held = sum(node.nodes()["own_files"] for node in planned.all)
@@ -176,7 +178,7 @@ def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
     for epoch in range(epochs):
         epoch_of_all(planned, epoch)
     expected = (held + epochs * (FILES - held)) * SIZE
-    # The staging areas hold the files used last in an epoch, and in the end the files of the next
-    # one.
+    # At the end of an epoch, the staging areas may still hold the files that were used last. After
+    # the last epoch, they may hold files that were fetched for the next epoch.
     most = RANKS * area
     assert expected - (epochs - 1) * most <= planned.read_by_fills() <= expected + most + SOME

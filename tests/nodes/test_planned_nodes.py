@@ -1,5 +1,5 @@
-"""Several nodes with a plan, which says which node keeps which file: the source is still read
-once."""
+"""Several nodes follow a plan, which determines which node keeps which file. The source is still
+read once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def order_of(rank: int, epoch: int) -> list[int]:
 def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
-    """Each file has an owner, and half of them have another holder, which gets its copy after the
-    owner. Later reads of files without a local copy would come from the source if that is
-    faster."""
+    """Each file has an owner, and half of the files have a second holder, which gets its copy after
+    the owner. The nodes must ask holders: otherwise later reads of files without a local copy would
+    come from the source if the source is faster."""
     loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}
@@ -43,22 +43,23 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     assert all(map(follows, planned.all))
     assert planned.read_by_fills() == FILES * SIZE
     assert sum(each["fallbacks"] for each in totals) == 0
-    # The plan keeps more files at home than a third, the share that a node owns.
+    # By the plan, each node keeps more files than the third that it owns.
     assert sum(each["bytes_from_peers"] for each in totals) > 0
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in planned.all)
 
 
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
-    """Makes two nodes, not started. A file that is staged on both nodes comes to the second from
-    the first, even if the source would be faster."""
+    """Makes two nodes that are not started. If a file is staged on both nodes, the second node gets
+    it from the first, even if the source would be faster."""
     loader = Loader(DistributedSampler(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)
 
 
 def assert_read_once(pair: PlannedNodes) -> None:
-    """Asserts that both nodes follow the plan, and that only one of them has read each file."""
+    """Asserts that both nodes follow the plan, and that each file was read from the source by only
+    one of the nodes."""
     for node in pair.all:
         pair.wait_follows(node)
     pair.nodes.wait_idle()

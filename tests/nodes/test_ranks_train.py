@@ -26,7 +26,8 @@ KIB = 1 << 10
 
 
 def make_dataset(root: Path) -> int:
-    """Makes classes of files whose mean bytes differ. Returns the size of the dataset [bytes]."""
+    """Makes a dataset with a directory of files per class. The mean value of the bytes differs
+    between the classes. Returns the size of the dataset [bytes]."""
     total = 0
     for number in range(CLASSES):
         folder = root / f"class{number}"
@@ -48,8 +49,8 @@ def run(
     *,
     preload: bool,
 ) -> list[list[str]]:
-    """Runs all ranks, each with the library on its own node, or all without it. Returns the lines
-    that each rank has written."""
+    """Runs all ranks: each with the library on its own node, or all of them without the library.
+    Returns the lines that each rank has written."""
     out.mkdir()
     ranks = [f"{rank}:{mount.mountpoint}" for rank, mount in enumerate(mounts)]
     calls = [(node, [word]) for node, word in zip(nodes.all, ranks, strict=True)]
@@ -116,5 +117,5 @@ def test_losses_are_the_same_to_the_bit(
 
 
 def test_batches_are_the_same(nodes_factory: Make, mounts: Mount, tmp_path: Path) -> None:
-    """The same as above, with ranks that start sooner (see read_ranks.py)."""
+    """The same as the test above, but with ranks that start sooner (see read_ranks.py)."""
     check(READ, 2, nodes_factory, mounts, tmp_path)

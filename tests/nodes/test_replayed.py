@@ -1,4 +1,5 @@
-"""A run of real daemons beside its simulation: the same bytes come from the same places."""
+"""A run of real daemons is compared with its simulation: about the same number of bytes must come
+from each place."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.util.units import MIB
 
 NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
-# Small in comparison with what passes through it, so that it keeps nothing for the next epoch.
+# The size of the staging area [bytes]. The area is so small, compared with the data that passes
+# through it, that it keeps nothing for the next epoch.
 AREA = MIB
-# Tolerance, as a share of all bytes: second copies in remaining room, and reads that did not wait
-# for a copy.
+# Tolerance, as a share of all bytes. It covers second copies in the remaining room, and reads that
+# did not wait for a copy.
 APART = 0.05
-# Tolerance, as a share of an epoch's bytes: on a busy machine, such reads are not evenly spread
-# over the epochs.
+# Tolerance, as a share of an epoch's bytes. It is larger because, on a busy machine, reads that did
+# not wait for a copy are not evenly spread over the epochs.
 EACH_APART = 0.1
 
 
@@ -65,7 +67,7 @@ def test_bytes_come_from_where_the_simulator_says(
     assert found.apart("source") == pytest.approx(0, abs=APART)
     assert found.apart("peers") == pytest.approx(0, abs=APART)
     if planned:
-        # Without a plan (owners by hash) the share would be two thirds.
+        # Without a plan, with owners by hash, two thirds of the bytes would come from peers.
         assert sum(epoch.peers for epoch in found.simulated) / found.bytes < 0.6
         return
     for real, simulated in zip(found.real, found.simulated, strict=True):

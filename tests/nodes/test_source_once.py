@@ -73,8 +73,9 @@ def test_every_node_reads_everything(
 def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Each node opens only its own files at the source, once, and waits for those of the others.
-    Nothing is filled ahead, so that every file is decided on when a program opens it."""
+    """Each node opens each of its own files at the source once, and waits for the files of the
+    other nodes. Nothing is filled ahead, so the node decides on every file when a program opens
+    it."""
     files, size, nodes = 300, 16 << 10, 3
     cluster = cluster_factory(nodes, files, size, prefetch="on_demand")
     for mount in cluster.mounts:
@@ -96,8 +97,8 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
 def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Copies are numbered in the order of their fills: those of the node's own files must come
-    first."""
+    """Copies are numbered in the order of their fills. So the copies of the node's own files must
+    have lower numbers than the copies of other nodes' files."""
     files, nodes = 300, 3
     cluster = cluster_factory(nodes, files, 16 << 10, prefetch="auto")
     node, mount = cluster.nodes[0], cluster.mounts[0]

@@ -47,8 +47,8 @@ def lasting(
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """Nodes without a copy. All tests share them, so copies that an earlier test has left are
-    dropped."""
+    """Nodes without a copy. All tests share these nodes, so copies from earlier tests are dropped
+    first."""
     for node in lasting.nodes:
         node.wait_idle()
         node.forget()
@@ -128,7 +128,8 @@ def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
 
 
 def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
-    """Connections that do not take what they asked for end; other nodes' connections go on."""
+    """The node ends connections whose clients do not receive what they have requested. The
+    connections of other nodes go on."""
     node = cluster.nodes[0]
     cluster.epoch(0)
     node.wait_idle()

@@ -1,4 +1,5 @@
-"""A node tells other nodes the checksums of blocks that the fill of its copy has recorded."""
+"""A node sends to other nodes the checksums of blocks that were recorded when its copy was
+filled."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_what_has_rotted_in_a_copy_reaches_no_other_node(
     ) as reader:
         reader.end()
     nodes.wait_idle()
-    # Blocks that had already come are not read again.
+    # Blocks that had already arrived are not read again.
     again = nodes[1].totals()["source_bytes_read_by_fills"] - 3 * SIZE
     assert 3 * MIB <= again <= 3 * SIZE
 
@@ -87,7 +88,7 @@ def test_what_has_rotted_goes_where_it_has_rotted(
 
 
 def mixed(value: int) -> int:
-    """monarch_mix of csrc/shared/catalog.h."""
+    """Computes the same as monarch_mix() in csrc/shared/catalog.h."""
     for _ in range(2):
         value = (value ^ value >> 32) * 0xD6E8FEB86659FD93 % (1 << 64)
     return value ^ value >> 32
@@ -104,8 +105,8 @@ def named_by(node: Node, name: str) -> FileId:
 
 
 def frames_of(connection: socket.socket, answer: bytes) -> list[tuple[int, int]]:
-    """Returns (kind, value) of each frame of an answer. The answer's first part is given; the rest
-    is received."""
+    """Returns (kind, value) of each frame of an answer. `answer` is the part of the answer that was
+    already received; the rest is received here."""
     frames: list[tuple[int, int]] = []
     layout, at, come = struct.Struct("<IIQQ16x"), 0, bytearray(answer)
     while not frames or frames[-1][0] != lib.MONARCH_PEER_END:
@@ -123,7 +124,7 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
     sources = mounts(2)
-    size = 32 * MIB  # more than sockets hold
+    size = 32 * MIB  # more than the sockets' buffers hold
     (name,) = make_files(sources[0].backing, 1, size)
     nodes = nodes_factory(sources, [size + MIB] * 2, block_size=MIB).start()
     owner = max(nodes.all, key=lambda node: int(node.nodes()["own_files"]))
@@ -148,8 +149,9 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
 def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
-    """The copy is damaged just after the node has checked the block for a request of a part of it.
-    The node checks it again because the receiver of the whole block reports wrong bytes."""
+    """The copy is damaged just after the node has checked a block, because a part of this block was
+    requested. The node checks the block again because the receiver of the whole block reports wrong
+    bytes."""
     sources = mounts(2)
     (name,) = make_files(sources[0].backing, 1, SIZE)
     nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()

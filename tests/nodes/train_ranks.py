@@ -2,10 +2,10 @@
 
     python train_ranks.py OUT RANKS RANK:DATASET ...
 
-DATASET : a directory for every class, with files of numbers, as this rank sees it;  OUT : a
-directory in which the ranks meet. Each writes OUT/RANK: the loss of every batch and a digest of the
-weights, which depend on every byte. If a call names several ranks, it forks a process for each
-further one.
+DATASET : the dataset as this rank sees it, a directory of files per class;  OUT : a directory that
+all ranks share. Each rank writes OUT/RANK: the loss of every batch and a digest of the weights,
+which depend on every byte. If the command line names several ranks, the program forks a process for
+each rank but the first.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The manifest of a persistent tier: what it keeps, and after which ends of a daemon its copies are
-trusted."""
+"""The manifest of a persistent tier: what the manifest keeps, and when the next daemon trusts the
+tier's copies."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_only_a_clean_end_in_this_boot_is_trusted(
         manifest.begin_use()
         manifest.end_use()
     assert reopened(path) is False
-    # `reopened` has closed the manifest without `end_use`, so its end was not clean.
+    # `reopened` has closed the manifest without `end_use`, so the last use of the manifest did not
+    # end cleanly.
     assert reopened(path) is True
     with closing(Manifest(path)) as manifest:
         manifest.begin_use()

@@ -1,4 +1,4 @@
-"""Opening the tiers of a configuration fails for one of them."""
+"""What remains when one of a configuration's tiers cannot be opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_THREAD = "can't start new thread"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """Two persistent tiers, which a daemon has used and left clean."""
+    """A configuration with two persistent tiers, which a daemon has used and left clean."""
     tiers = [tmp_path / "first", tmp_path / "second"]
     for path in (tmp_path / "source", *tiers):
         path.mkdir()
@@ -38,7 +38,8 @@ def config(tmp_path: Path) -> Config:
 
 
 def are_clean(config: Config) -> list[bool]:
-    """Returns, for each tier, whether the next daemon may trust its copies without a check."""
+    """Returns, for each tier, whether the next daemon may trust the tier's copies without a
+    check."""
     found = []
     for tier in config.tiers:
         with closing(Manifest(tier_root(tier.mount_point) / "manifest.sqlite")) as manifest:
@@ -49,8 +50,8 @@ def are_clean(config: Config) -> list[bool]:
 def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """If a start fails for lack of memory, all tiers stay clean: those that were opened before, and
-    the one that was being opened."""
+    """If a start fails for lack of memory, all tiers stay clean: the tiers that were already open,
+    and the tier that was being opened."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:
@@ -80,8 +81,8 @@ def test_tiers_are_clean_after_a_start_whose_keeper_fails(
 def test_tiers_are_clean_after_a_start_without_threads(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """If the keeper of the second tier cannot start its thread, both tiers stay clean. The manifest
-    of the second tier is not in use yet."""
+    """If the keeper of the second tier cannot start its thread, both tiers stay clean. At that
+    time, the manifest of the second tier is not in use yet."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 

@@ -103,8 +103,8 @@ def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
 
 
 def test_on_ext4_each_session_has_a_block_group_of_its_own(mounts: Mounts) -> None:
-    """On ext4, successive sessions have their directories in different block groups, because new
-    files are slow in a group from which files were just removed (storage/apart.py)."""
+    """On ext4, successive sessions have their directories in different block groups, because it
+    takes long to create files in a group from which files were just removed (storage/apart.py)."""
     inodes_a_group = 256
     # A block group has 8 MiB.
     mount = mounts.ext4("disk", 256 * MIB, inodes=32 * inodes_a_group, is_flexible=False)

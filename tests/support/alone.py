@@ -1,8 +1,8 @@
 """The scheduler for tests with the fixture `alone`, which measure times.
 
 Other tests would distort these times. So with several workers, these tests run last, on one worker,
-when all others have ended. The scheduler sees only the names of tests. So the fixture has one
-parameter with the value MARK, which is then part of the name of each test that uses it.
+when all other tests have ended. The scheduler sees only the names of tests. So the fixture has one
+parameter, whose value MARK becomes part of the name of each test that uses the fixture.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class MemoryGroup:
 
     @property
     def prefix(self) -> list[str]:
-        # The shell joins the cgroup before it becomes the command, so that every page is counted
-        # there.
+        # The shell joins the cgroup before it becomes the command, so that every page of the
+        # command is counted in the cgroup.
         return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.path)]
 
     def limit(self, size_bytes: int) -> None:
@@ -37,14 +37,14 @@ class MemoryGroup:
         return int((self.path / name).read_text())
 
     def oom_kills(self) -> int:
-        """Returns how many processes in the cgroup the kernel's OOM killer has killed."""
+        """Returns the number of processes in the cgroup that the kernel's OOM killer has killed."""
         name = "memory.events" if self._v2 else "memory.oom_control"
         lines = (self.path / name).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
     def remove(self) -> None:
-        """Waits until the cgroup's processes have ended, then removes it. The kernel may release
-        their pages a moment later, so the removal is retried."""
+        """Waits until the cgroup's processes have ended, then removes the cgroup. The kernel may
+        release the processes' pages a moment later, so the removal is retried."""
 
         def gone() -> bool:
             with suppress(OSError):

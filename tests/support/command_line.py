@@ -27,7 +27,7 @@ def run_monarch(
     timeout : limit for a command in a separate process [s]; for any other command, the test's own
         limit applies
     """
-    # A command that is started with the library in LD_PRELOAD restarts itself without it.
+    # A command that is started with the library in LD_PRELOAD restarts itself without the library.
     is_anew = "LD_PRELOAD" in environment
     if PROCESSES.intersection(words) or "-" in words or "-f" in words or is_anew:
         return _forked(words, environment, timeout) or subprocess.run(

@@ -1,4 +1,5 @@
-"""Cases, sizes and random draws: which ones a test tries in every run, and which with --long."""
+"""Cases, sizes and random draws: which ones a test tries in every run, and which only with
+--long."""
 
 from __future__ import annotations
 

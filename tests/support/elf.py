@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-# The glibc of CentOS 7, which old containers have. The preload library must load there.
+# The glibc of CentOS 7, which old containers have. The preload library must load with this glibc.
 OLDEST_GLIBC = (2, 17)
 
 

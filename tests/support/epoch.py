@@ -14,14 +14,15 @@ from csrc.building import build_program
 from support.session import Session
 
 # A reader that the daemon neither serves nor refuses waits for 5 s (PATIENCE_NS in
-# csrc/preload/fill/wait.c). All other readers wait for less than this, even on a busy machine [s].
+# csrc/preload/fill/wait.c). All other readers wait for less than READER_LIMIT_S [s], even on a busy
+# machine.
 READER_LIMIT_S = 4.5
 
 SOURCE = Path(__file__).resolve().parent / "programs" / "epoch_reader.c"
 
 
 def content(seed: int, size: int) -> bytes:
-    """Returns the bytes of a file; word_of() in programs/known_bytes.h computes the same."""
+    """Returns the content of a file; word_of() in programs/known_bytes.h computes the same."""
     v = np.uint64(seed << 32) | np.arange((size + 7) // 8, dtype=np.uint64)
     for _ in range(2):
         v = (v ^ (v >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
@@ -46,7 +47,7 @@ def build_reader(directory: Path) -> Path:
 class Reader:
     """A running epoch_reader. Leaving the context ends the program.
 
-    files : the numbers of the files below `root`, which are also their names
+    files : the seeds of the files below `root`; each file is named by its seed
     """
 
     def __init__(

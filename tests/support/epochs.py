@@ -1,4 +1,4 @@
-"""Epochs on several nodes at once, with a reader program on each."""
+"""Epochs on several nodes at once, with a reader program on each node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Cluster:
         return sum(mount.counts()["bytes_read"] for mount in self.mounts)
 
     def opened(self) -> int:
-        """Returns how often all nodes have opened files at the source since `reset`."""
+        """Returns how many times the nodes together have opened a file at the source since
+        `reset`."""
         return sum(mount.counts()["open"] for mount in self.mounts)
 
     def reader(

@@ -124,7 +124,7 @@ class Loop:
             text=True,
         )
         self.passes: list[Mapping[str, Any]] = []
-        # Reads the output all the time, because a full pipe would block the reader.
+        # This thread reads the output all the time, because a full pipe would block the process.
         self._drain = threading.Thread(target=self._listen)
         self._drain.start()
 

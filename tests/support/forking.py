@@ -1,8 +1,8 @@
 """Forks processes of `monarch` from a server process that has imported the daemon's modules.
 
-The import takes longer than most tests use a daemon. `python -m support.forking FD` is the server
-process: it answers requests on the socket FD until the socket's other end is closed. Each test
-process has one server.
+The import takes longer than the time for which most tests use a daemon. `python -m support.forking
+FD` is the server process: it answers requests on the socket FD until the socket's other end is
+closed. Each test process has one server.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# All descriptors of the server process are below this number, so a forked process closes all
-# descriptors below it.
+# All descriptors of the server process are below this number. So a forked process closes all
+# descriptors below this number.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
-# Space in the server's command line; a forked process overwrites this last argument with its own
-# words.
+# The last argument of the server's command line reserves space: a forked process overwrites the
+# command line with its own words.
 ROOM_FOR_WORDS = "-" * 1024
 # The network namespace of the calling thread, and the flag of network namespaces for setns(2).
 NETWORK, CLONE_NEWNET = "/proc/thread-self/ns/net", 0x40000000
-# Environment variables that are read only when a program starts. If their values differ, the
-# process cannot be a fork.
+# Environment variables that are read only when a program starts. A command that needs other values
+# of these variables cannot run in a forked process.
 READ_AT_START = ("COVERAGE", "GLIBC", "LD_", "MALLOC", "OPENBLAS", "PYTHON")
 
 
 class Child:
-    """A process that this one has forked, with the interface of subprocess.Popen."""
+    """A process that the present process has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, words: Sequence[str]) -> None:
         self.pid, self.args = pid, list(words)
@@ -136,8 +136,8 @@ def fork_told_daemon(
 
 
 def fork_function(module: str, *fds: int) -> Forked:
-    """Runs the function `main` of a module in a forked process. The descriptors `fds` have the
-    numbers from 3 on there."""
+    """Runs the function `main` of a module in a forked process. In that process, the descriptors
+    `fds` have the numbers from 3 on."""
     request = {"module": module, "environment": dict(os.environ), "directory": os.getcwd()}
     return Forked(_ask(request, 2, 2, *fds), [module])
 
@@ -178,7 +178,8 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
 def _become(request: dict[str, Any], *fds: int) -> NoReturn:
     """Turns the forked process into the command or the daemon.
 
-    fds : its standard output and error, then further descriptors that it inherits
+    fds : descriptors for the process's standard output and error, then further ones that it
+    inherits
     """
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -196,7 +197,7 @@ def _become(request: dict[str, Any], *fds: int) -> NoReturn:
 
 
 def end_as(run: Callable[[], object]) -> NoReturn:
-    """Ends this process when `run` does, with the status with which a program would end."""
+    """Calls `run`, and then ends this process with the status with which a program would end."""
     status: Any = 1
     try:
         run()
@@ -246,8 +247,8 @@ def _fork_daemon(command: list[str], session: SessionDir, fds: Sequence[int]) ->
         os.close(errors)
         return Child(pid, command)
     try:
-        # Keeps the parent's objects alive: their finalizers would close descriptor numbers that the
-        # child uses for other files.
+        # Keeps the parent's objects alive, because their finalizers would close descriptor numbers
+        # that the child uses for other files.
         gc.freeze()
         os.setsid()
         os.chdir("/")
@@ -297,7 +298,8 @@ def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
 
 def _enter_tests_network() -> None:
     """Enters the network namespace of the test's process. The server may have been started by a
-    thread that was in the network of a test's node, and its forks must not be there."""
+    thread that was in the network of a test's node, and the processes that the server forks must
+    not be in that network."""
     theirs = f"/proc/{os.getppid()}/ns/net"
     if os.readlink(theirs) != os.readlink("/proc/self/ns/net"):
         enter(os.open(theirs, os.O_RDONLY))
@@ -335,8 +337,8 @@ if __name__ == "__main__":
     from monarch_py.config.schema import Config
     from monarch_py.yaml_files.keys import declared
 
-    # A daemon or a command would import these modules, and read the declared keys of the
-    # configuration, at their first use.
+    # Otherwise each daemon or command would import these modules when it first uses them, and read
+    # the declared keys of the configuration.
     for name in ("difflib", "encodings.ascii", "encodings.utf_8_sig", "numpy.ma"):
         import_module(name)
     declared(Config)

@@ -25,7 +25,8 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-# Matches a string or a character literal, which contains no comment, or else a comment.
+# Matches a comment, or the whole of a string or character literal, so that no comment is found
+# inside a literal.
 TEXT_OR_COMMENT = re.compile(
     r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//(?:\\\n|[^\n])*|/\*.*?\*/""", re.DOTALL
 )

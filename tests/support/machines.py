@@ -1,7 +1,7 @@
 """Simulated machines for one test: network namespaces on a bridge.
 
-Each machine has its own host name, /etc/hosts and /dev/shm. A sleeping process holds its
-namespaces; leaving the context ends all of these processes.
+Each machine has its own host name, /etc/hosts and /dev/shm. A sleeping process per machine holds
+the machine's namespaces; leaving the context ends all of these processes.
 """
 
 from __future__ import annotations

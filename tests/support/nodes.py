@@ -28,7 +28,8 @@ from support.session import MIB, Session, wait_until
 class Host:
     """The network of a node.
 
-    address : the node's address in it;  call : calls a function with arguments inside the network
+    address : the node's address in this network;  call : calls a function with arguments inside the
+    network
     """
 
     address: str = "127.0.0.1"
@@ -86,12 +87,12 @@ class Node(Session):
         return me.host, me.port
 
     def asked_by(self, rank: int) -> Party:
-        """Returns the identity of the node with this rank, for a test that sends requests to this
-        node in its place."""
+        """Returns the identity of the node with the rank `rank`. With it, a test can send requests
+        to the present node as if that node sent them."""
         return Party.of(replace(self.cluster, rank=rank))
 
     def seen_by(self, other: Node) -> dict[str, Any]:
-        """Returns the status that another node's daemon reports about this one."""
+        """Returns the status that another node's daemon reports about this node."""
         member: dict[str, Any] = other.nodes()["members"][self.cluster.rank]
         return member
 

@@ -14,10 +14,10 @@ Units = npt.NDArray[np.int32]
 
 
 class Ranks:
-    """Simulates the DataLoader workers of the first node's ranks. A worker gets a new batch for
-    each batch that the training takes: in rotation with `in_order`, otherwise the worker with the
-    least work gets it. Workers advance at random, each at its own speed; some are much slower than
-    others.
+    """Simulates the DataLoader workers of the first node's ranks. For each batch that the training
+    takes, one worker gets a new batch: with `in_order`, the next worker in rotation, and otherwise
+    the worker with the least work. Workers advance at random, each at its own speed; some are much
+    slower than others.
 
     skip : batches of each rank that are left out at the beginning
     """

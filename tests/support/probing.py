@@ -1,9 +1,9 @@
 """Probes file systems in a thread of the tests' process, in place of a child process.
 
 A command that runs in the test's process (command_line.py), or a configuration that is loaded
-there, probes a file system for each path, and each probe forks. The tests' process is large: a fork
-takes longer than everything else that most commands do. In processes that tests start, a probe
-still forks.
+there, probes a file system for each path, and each probe forks. The tests' process is so large that
+a fork takes longer than everything else that most commands do. In processes that tests start, a
+probe still forks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-# No process has this number, so that nothing is killed or waited for after the probe.
+# No process has this number, so after the probe no process is killed or waited for.
 NO_PROCESS = (1 << 31) - 1
 
 

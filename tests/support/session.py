@@ -34,8 +34,8 @@ T = TypeVar("T")
 MIB = 1 << 20
 # The pauses of `wait_until` grow from the first to the second.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
-# For tests that read a file while it is being filled: files larger than a unit are filled in units.
-# By default this holds only for files larger than the default `handover_size`.
+# For tests that read a file while it is being filled. With this setting, files larger than a unit
+# are filled in units. By default, only files larger than the default `handover_size` are.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
@@ -68,8 +68,8 @@ def wait_until(
     """Polls until the condition is true, and returns its result. Raises AssertionError after
     `timeout`.
 
-    every : pause between two polls [s]. Without it, the pauses grow: most conditions soon become
-    true, and each status of a daemon takes a millisecond of CPU
+    every : pause between two polls [s]. Without `every`, the pauses grow, because most conditions
+    soon become true and each status of a daemon takes a millisecond of CPU
     """
     limit = time.monotonic() + timeout
     pause = SHORTEST_PAUSE_S if every is None else every
@@ -162,8 +162,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. Without it, the test is about the start
-            itself, so the daemon is a newly started program
+        wait : whether to wait until the daemon serves. If not, the test is about the start itself,
+            so the daemon is not forked but a newly started program
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
@@ -179,7 +179,7 @@ class Session:
         return forked or self.spawn()
 
     def spawn(self, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Starts `monarch serve` in a new process, which the caller must end. Its output goes to
+        """Starts `monarch serve` in a new process, which the caller must end. The process writes to
         the log."""
         with self.log.open("ab") as log:
             return subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 from support.session import Session
 
 # Lines before the program's own. step() tells the test that everything so far is done, and waits
-# for its permission.
+# until the test lets the program continue.
 PRELUDE = """
 import ctypes, fcntl, hashlib, json, mmap, os, signal, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -23,7 +23,8 @@ def sha(data):
 
 
 class Steps:
-    """Runs `script`. Each step() in it pauses until the test has called `wait` and then `go`.
+    """Runs `script`. Each call of step() pauses the script until the test has called `wait` and
+    then `go`.
 
     The program and its children end with the context, even after an error.
     """

@@ -38,8 +38,8 @@ def list_each(session: Session, chosen: Iterable[bytes]) -> int:
 
 
 def wait_told(session: Session, chosen: Iterable[bytes] | None = None, timeout: float = 30) -> None:
-    """Waits until the catalog answers every listing. The daemon first lists directories again that
-    have changed in the last seconds before the scan."""
+    """Waits until the catalog answers every listing. The daemon must first list again those
+    directories that changed in the last seconds before the scan."""
     session.wait_scanned()
     wanted = list(chosen) if chosen is not None else directories(session.source)
     wait_until(

@@ -57,7 +57,8 @@ def python_for_all() -> str:
 
 
 def install_for_all(prefix: Path) -> None:
-    """Makes a virtual environment that any user can run. It finds the packages of this process."""
+    """Makes a virtual environment that any user can run. The environment finds the packages of this
+    process."""
     subprocess.run([python_for_all(), "-m", "venv", "--without-pip", str(prefix)], check=True)
     (packages,) = prefix.glob("lib/python3*/site-packages")
     (packages / "ours.pth").write_text("\n".join(filter(None, sys.path)))
@@ -75,6 +76,6 @@ def environment(session: Session) -> dict[str, str]:
 
 def ours(session: Session) -> list[str]:
     """Returns words that run the command behind them under the library. Programs before these words
-    in a command line, such as setpriv, run without it."""
+    in a command line, such as setpriv, run without the library."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

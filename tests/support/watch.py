@@ -1,4 +1,5 @@
-"""Observes a daemon: its CPU time, its tiers' usage while it works, a process's open files."""
+"""Observes a daemon's CPU time, the usage of its tiers while it works, and the open files of a
+process."""
 
 from __future__ import annotations
 

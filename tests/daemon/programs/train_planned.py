@@ -3,11 +3,11 @@ each step, each rank takes a batch.
 
     python train_planned.py ROOT SETTINGS
 
-SETTINGS (JSON): epochs, first (epoch), seed, ranks, batch, workers, prefetch_factor,
-in_order, persistent, compute_s (of a batch), strays (seed of reads of other files beside it, or
-null), limit (batches), torch (else a loader that reads as torch's does stands for it). Prints a
-line of JSON for each epoch: its number, a digest of all content that was read, and how many seconds
-it took.
+SETTINGS (JSON): epochs, first (the first epoch's number), seed, ranks, batch, workers,
+prefetch_factor, in_order, persistent, compute_s (time that each step computes), strays (seed for
+reads outside the order, or null for none), limit (steps of an epoch, or null for all), torch (if
+false, a loader that reads like torch's takes its place). Prints a line of JSON for each epoch: the
+epoch's number, a digest of all content that was read, and how many seconds the epoch took.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# A file outside the order is read once in so many steps, if `strays` is set.
+# If `strays` is set, one more file, chosen at random, is read once in this many steps.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
@@ -57,8 +57,8 @@ class Whole:
 
 
 def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """Returns a function of the epoch's number that yields the steps: in each, one batch of each
-    rank, loaded by torch's DataLoaders."""
+    """Returns a function that takes an epoch's number and yields the epoch's steps. A step is a
+    tuple with one batch for each rank, loaded by torch's DataLoaders."""
     import torch
     from torch.utils.data import DataLoader, DistributedSampler
 
@@ -96,8 +96,9 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
 
 
 def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """Does the same as `torchs` without torch, which takes seconds to load. The sampler is the
-    plan's, which tests/plan compares with torch's; batches are dealt to the workers in turn."""
+    """Does the same as `torchs` without torch, which takes seconds to load. The sampler is that of
+    monarch_py.plan, which tests/plan compares with torch's. The workers get the batches in
+    rotation."""
     from monarch_py.plan.samplers import DistributedSampler
 
     ranks = given["ranks"]
@@ -116,8 +117,8 @@ def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tup
 
 
 def loaded(dataset: Whole, batches: list[list[int]], given: dict[str, Any]) -> Iterator[Batch]:
-    """Yields the batches in their order, or (in_order false) as they are finished. Each worker
-    process has `prefetch_factor` batches to load."""
+    """Yields the batches in their order or, if `in_order` is false, in the order in which they are
+    finished. At the start, each worker process gets `prefetch_factor` batches to load."""
     context, workers = get_context("fork"), given["workers"]
     tasks = [context.SimpleQueue() for _ in range(workers)]
     results: Any = context.SimpleQueue()

@@ -1,4 +1,5 @@
-/* The bytes of files whose every byte encodes its position, as content() in support/epoch.py. */
+/* The content of files in which every byte encodes its position; content() in support/epoch.py
+ * computes the same. */
 #ifndef MONARCH_TESTS_KNOWN_BYTES_H
 #define MONARCH_TESTS_KNOWN_BYTES_H
 #include <stdint.h>

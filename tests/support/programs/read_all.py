@@ -1,4 +1,4 @@
-"""Reads every file below a directory once, and prints what a program sees of each as JSON.
+"""Reads every file below a directory once, and prints as JSON what a program sees of each file.
 
 usage: read_all.py DIRECTORY
 """

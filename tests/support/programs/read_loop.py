@@ -2,8 +2,8 @@
 
 usage: read_loop.py DIRECTORY EXPECTED     EXPECTED: JSON, relative path -> SHA-256
 
-The program ends when its standard input does. It reads each file in one of four ways, which change
-with every pass: plain reads, reads with offsets, a mapping, and Python's buffered file.
+The program ends when its standard input does. It reads each file in one of four ways: plain reads,
+reads with offsets, a mapping, or Python's buffered file. The way changes with every pass.
 """
 
 import hashlib
