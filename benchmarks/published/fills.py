@@ -105,8 +105,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache with the files that it reads first, as many as a shard has, during
-    training."""
+    """Fills, during training, every node's cache with the files that the node reads first: as many
+    as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -63,7 +63,8 @@ class Case:
     """A simulation for a table.
 
     scenario : its name;  group : the table that contains it
-    part : files and capacities are divided by this;  slower : the file system's rates too, by this
+    part : files and capacities are divided by this
+    slower : the file system's rates are divided by this
     epochs : replaces the scenario's own number
     """
 
@@ -192,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns the bytes from the file system in an epoch after the first, relative to the bytes
-    used in it."""
+    """Returns the bytes that come from the file system in an epoch after the first, relative to the
+    bytes that are used in that epoch."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
