@@ -273,7 +273,7 @@ class Rows(list[npt.NDArray[np.uint16]]):
 
 @pytest.mark.parametrize("files", cases([5_000, 20_000], short=[5_000]))
 def test_it_goes_by_rows(files: int) -> None:
-    """For any number of files, the row of a node is read less than thirty times.
+    """For any number of files, the row of a node is read fewer than thirty times.
 
     A row can therefore be computed whenever it is read, and the placement does not iterate over
     files."""
@@ -311,7 +311,8 @@ def test_every_processor_comes_to_the_same_owners() -> None:
     """Placement gives the same owners on every type of processor.
 
     Each node computes the owners by itself, and nodes may have different processors. NumPy and its
-    BLAS select instructions by processor; the variables make them assume an older one."""
+    BLAS select instructions by processor; the environment variables OLD_PROCESSOR make them assume
+    an older processor."""
     digests = []
     for variables in ({}, OLD_PROCESSOR):
         command = [sys.executable, "-W", "ignore", "-c", OWNERS]

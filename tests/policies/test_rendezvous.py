@@ -24,7 +24,8 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The share of a node has a binomial distribution: it is within five standard deviations."""
+    """The share of each node is within five standard deviations of the mean of its binomial
+    distribution."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
     spread = np.sqrt(FILES * share * (1 - share))

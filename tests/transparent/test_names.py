@@ -18,7 +18,7 @@ from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
-TREES = draws.sized(100, 240)  # each random program and each change uses up one
+TREES = draws.sized(100, 240)  # each random program and each change needs a tree of its own
 EXAMPLES = draws.sized(20, 150)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
@@ -258,8 +258,8 @@ CHANGES_FROM_OUTSIDE = [add, remove, replace, move, exchange, lead_elsewhere, cl
 def test_changes_from_outside_are_seen_in_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If `revalidate` is set, programs under the library see changes made without it after a while.
-    Each change has a tree of its own."""
+    """If `revalidate` is set, programs under the library see, after a while, changes made by
+    processes without the library. Each change has a tree of its own."""
     source = tmp_path / "source"
     for change in CHANGES_FROM_OUTSIDE:
         make(source / change.__name__)
