@@ -222,7 +222,7 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
-    """3 nodes with room for 100 of 600 files each: sharing nodes load D - C = 300 in all.
+    """Of 3 nodes, each with room for 100 of 600 files, sharing nodes load D - C = 300 in all.
 
     Nodes that cache for themselves load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)

@@ -41,7 +41,7 @@ def test_neighbours_lie_on_nodes_of_their_own() -> None:
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
     """If node 3 of 4 leaves, its files spread over the others, whose own files stay.
 
-    By symmetry, only files of a node that joins move to it."""
+    By symmetry, if a node joins, the only files that move are those that it gets."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
     before = owners(keys, sizes, np.full(4, PLENTY))
     after = owners(keys, sizes, np.array([PLENTY] * 3 + [0]))

@@ -31,7 +31,7 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waited for the source would answer only once it knows it
+    assert not is_known()  # a loop that waited for the source would not answer before
     wait_until(is_known, what="the file")
 
 

@@ -80,9 +80,10 @@ def test_in_many_epochs_a_plan_is_worth_less() -> None:
 
 @pytest.mark.parametrize("compute", [200e6, 25e6])
 def test_two_nodes_with_room_for_everything(compute: float) -> None:
-    """With owners the source is read once, and the first epoch takes as long as source or compute.
+    """With owners, each file is read from the source once, and the first epoch takes hardly longer
+    than reading from the source or computing, whichever takes longer.
 
-    A build of NoPFS that was run in this setup read the source 1.88 times."""
+    A build of NoPFS that was run in this setup read the dataset from the source 1.88 times."""
     scenario = replace(four_nodes(sized(8, 4)), nodes=2)
     dataset = int(scenario.sizes().sum())
     staging, ram = scenario.classes

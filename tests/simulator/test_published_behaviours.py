@@ -1,6 +1,6 @@
 """Each switch of the re-created NoPFS simulator changes a result.
 
-A switch is on to behave as the published program, and off to behave correctly."""
+With a switch on, the simulator behaves like the published program; with it off, correctly."""
 
 from __future__ import annotations
 
