@@ -34,7 +34,8 @@ from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
 # A large number of files. The slow source holds a descriptor for every file that the kernel has
-# cached, so the limit on descriptors matters; without CAP_SYS_RESOURCE, even root cannot raise it.
+# cached, so the number must be below the limit on descriptors. Without CAP_SYS_RESOURCE, even root
+# cannot raise this limit.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2

@@ -31,7 +31,7 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The epoch whose cost is measured.
+# The epoch whose cost is measured: numbers of samples and of ranks, and samples in a rank's batch.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
 # The dataset that a DataLoader reads: files that are in memory already.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24

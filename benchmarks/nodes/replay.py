@@ -28,8 +28,8 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Measures the rate of a link with plain sendfile, and of a tier with the reader on plain files
-    in memory.
+    """Measures the rate of a link with plain sendfile, and the rate of a tier with the reader, on
+    plain files in memory.
 
     source : an epoch in which all nodes read the source without daemons
     """

@@ -1,4 +1,4 @@
-"""The measurements on nodes that share a source. Each yields lines of the table."""
+"""The measurements on nodes that share a source. Each of them returns lines of the table."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """Returns four nodes with a tier for a quarter of the dataset each, by variant."""
+        """Returns the layouts of four nodes, by variant. Each node has a tier for a quarter of the
+        dataset."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),

@@ -1,4 +1,4 @@
-"""Nodes on one machine: a mount of the slow source, a daemon and ranks for each.
+"""Nodes on one machine; each has a mount of the slow source, a daemon and ranks.
 
 All mounts share the source's one link. The daemons reach each other over the loopback interface, or
 through network namespaces with links of their own (benchmarks/peers/nodes.py).
@@ -328,8 +328,8 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns the totals of all living nodes since the start: bytes sent by the source, its
-        opens, and the daemons' own counters."""
+        """Returns the totals of all living nodes since the start: bytes that the source has sent,
+        opens at the source, and the daemons' own counters."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),

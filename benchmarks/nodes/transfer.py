@@ -79,7 +79,7 @@ def transfer(
 
 def _cpu_s(bed: Testbed, node: int) -> float:
     """Returns the CPU time of the node's daemon, including threads that have ended, with a
-    resolution of 1 ns; /proc has only clock ticks."""
+    resolution of 1 ns. Times in /proc have only the resolution of a clock tick."""
     daemon = bed.daemons[node]
     assert daemon is not None
     # This is the clock id that clock_getcpuclockid(3) returns for a process. Python offers only the

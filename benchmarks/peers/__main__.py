@@ -105,7 +105,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """Transfers other than that of a large file with known checksums."""
+    """Measures transfers other than that of a large file with known checksums."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"

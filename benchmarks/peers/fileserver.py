@@ -103,8 +103,8 @@ class FileServer(PeerServer):
             raise OSError(-error, os.strerror(-error))
 
     def add_block(self, file: FileId, block: int, xxh3: int) -> None:
-        """Adds a block of a file that is being filled, in any order. Raises KeyError if the file is
-        not shared, or has no such block."""
+        """Adds a block of a file that is being filled. The blocks may come in any order. Raises
+        KeyError if the file is not shared, or has no such block."""
         with self._open_table() as table:
             error = lib.monarch_peer_table_block(table, file.source, file.path_hash, block, xxh3)
         if error:
