@@ -33,7 +33,7 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import connect_link
 
 BLOCK_BYTES = 4 << 20
-# The size of the plain receiver's reads, the same as the client's.
+# The size of the plain receiver's reads: the same as that of Monarch's client (MONARCH_PEER_CHUNK).
 READ_BYTES = 256 << 10
 
 

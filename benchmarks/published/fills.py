@@ -129,7 +129,7 @@ def _check_memory(inputs: Inputs) -> None:
 
 
 def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills each node's disk with as much of the node's shard as fits. All shards are equal."""
+    """Fills each node's disk with as much of the node's shard as fits."""
     _threads(inputs, DISK)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):

@@ -26,7 +26,7 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import lib
 
 MIB = 1 << 20
-# Ends a run of ranks that hangs, sooner than pytest's own limit would [s].
+# The time limit of a run of ranks [s], shorter than pytest's own limit.
 LIMIT_S = 90
 # Runs each rank in an interpreter of its own. Only tests of the processes themselves need this.
 INTERPRETER = [sys.executable, "-m", "monarch_py"]

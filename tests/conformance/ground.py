@@ -1,6 +1,6 @@
 """Two directories in which other projects' programs run: a source that a daemon serves and fills,
-and a directory outside every source. A run without the library in the second one shows what a run
-under the library in the first one must give.
+and a directory outside every source. A run without the library in the second directory shows the
+result that a run under the library in the first directory must have.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.

@@ -1,5 +1,5 @@
 """Common programs, run by shell scripts in several steps. Each step runs in ROOT/work, and uses the
-files that the previous step has left.
+files left there by the previous step.
 
 Everything that would differ between two runs (times, names, inode numbers) is set by the script, or
 is not printed.

@@ -549,8 +549,8 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# The short form tries only "fork", because only a forked process inherits the descriptors of its
-# parent, by which something could be left behind.
+# The short form tries only "fork", because only a forked process inherits descriptors of its
+# parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)

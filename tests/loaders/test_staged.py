@@ -49,7 +49,7 @@ LIMIT_S = 5.0
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the context takes longer."""
+    """Raises TimeoutError if the context takes longer than `seconds`."""
 
     def late(*_: Any) -> None:
         raise TimeoutError
@@ -137,7 +137,7 @@ def test_rows_of_one_form_are_one_tensor_over_the_ring(
         places.add(batch.data_ptr())
     slots = 2 * max(1, workers) + 1
     assert len(places) <= slots
-    # The rows of an empty batch have the same shape.
+    # An empty batch keeps the shape of a row.
     (empty,) = make(dataset, workers=workers, batch_sampler=[[]])
     assert tuple(empty.shape) == (0, 2, 6)
     records = Records(tmp_path / "records", [1, 2])
@@ -311,8 +311,8 @@ if __name__ == "__main__":
 """
 
 
-# The short form tries only "fork", because only a forked process inherits the descriptors of its
-# parent, by which something could be left behind.
+# The short form tries only "fork", because only a forked process inherits descriptors of its
+# parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str) -> None:
     program = tmp_path / "training.py"

@@ -206,8 +206,9 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
 def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     """Monarch's plan places copies as NoPFS does, and the owner of a file reads it for all nodes.
 
-    In two epochs node 0 uses files 0 and 1 twice, and node 1 uses 2 and 3 twice: each node owns its
-    two. Files 4 and 5 are used once by each node; both nodes hold them, but only one owns each."""
+    In two epochs node 0 uses files 0 and 1 twice, so it owns them. Node 1 uses 2 and 3 twice, and
+    owns these. Files 4 and 5 are used once by each node; both nodes hold both files, but each file
+    has only one owner."""
     orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
     job = written(orders, cluster([[4], [4]]))
     ours, theirs = planned(job), nopfs(job)
@@ -223,7 +224,7 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
 
 
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
-    """Node 0 fetches the files that only node 1 uses in time for node 1.
+    """Files that only node 1 uses are fetched by node 0 in time for node 1.
 
     Node 1 has no room, so node 0 owns all files and fetches them by the first use on either
     node."""

@@ -52,7 +52,8 @@ def test_only_files_of_the_node_that_goes_change_hands() -> None:
 def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
     """Node 0 has room for 100 of its files, and keeps those with the smallest keys.
 
-    Each of its other files goes to node 1 or 2, whichever comes first in the file's list."""
+    Each of its other files goes to node 1 or 2, whichever comes first in the file's list of nodes.
+    """
     keys, quotas = file_keys(3000), np.array([1000, 5000, 5000])
     table = scores(keys, quotas.astype(float))
     wanted = table.argmin(axis=1)
@@ -108,7 +109,7 @@ def test_many_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (owner != PFS).all()
-    assert peak < 240 << 20  # the table of all scores: 320 MB, or 800 MB
+    assert peak < 240 << 20  # a table of all scores would have 320 MB, or 800 MB with --long
 
 
 def test_files_that_fit_nowhere_cost_no_rounds() -> None:

@@ -174,9 +174,9 @@ def test_two_epochs_by_hand() -> None:
 
     The first epoch loads everything. Its first step loads 0 1 2 on node 0 and 3 4 5 on node 1 (runs
     of neighbours), and its second step loads 6 7 8 and 9 10 11. The second epoch starts with the
-    samples of that second step. They are used sooner, so node 0 has by then replaced 0 1 2 by 6 7
-    8, and node 1 has 9 10 11. These are read locally, and the other six are loaded, three on each
-    node."""
+    samples of that second step. These are used sooner than those of the first step, so node 0 has
+    by then replaced 0 1 2 by 6 7 8, and node 1 has 9 10 11. All six are read locally, and the other
+    six are loaded, three on each node."""
     first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
     job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
     decision = Solar(cap=1.0)(job)

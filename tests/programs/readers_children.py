@@ -174,7 +174,7 @@ def _tool(out: Transcript, root: Path, what: str, *command: str) -> None:
 
 @reader
 def subprocess_tools(root: Path, out: Transcript) -> None:
-    """The tools of a job script: cat, cp, tar, md5sum, dd, stat, find, head, tail, cmp."""
+    """Runs tools of job scripts: cat, cp, tar, md5sum, dd, stat, find, head, tail, cmp."""
     names = [str(path.relative_to(root)) for path in regular_files(root)]
     _tool(out, root, "cat", "cat", "--", *names)
     _tool(out, root, "md5sum", "md5sum", "--", *names)
@@ -223,17 +223,17 @@ def _pool(root: Path, out: Transcript, method: str) -> None:
 
 @reader
 def pool_fork(root: Path, out: Transcript) -> None:
-    """A pool of two forked processes."""
+    """Reads in a pool of two forked processes."""
     _pool(root, out, "fork")
 
 
 @reader
 def pool_spawn(root: Path, out: Transcript) -> None:
-    """A pool of two spawned processes."""
+    """Reads in a pool of two spawned processes."""
     _pool(root, out, "spawn")
 
 
 @reader
 def pool_forkserver(root: Path, out: Transcript) -> None:
-    """A pool of two processes of a fork server."""
+    """Reads in a pool of two processes of a fork server."""
     _pool(root, out, "forkserver")

@@ -13,7 +13,8 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# Longer than the program of the test runs, also on a busy machine [s].
+# The source answers after this time [s]: later than the program of the test ends, also on a busy
+# machine.
 LATENCY_S = 1.5
 
 

@@ -62,7 +62,7 @@ def test_what_sharing_saves_from_the_second_epoch_on(five: dict[str, Result]) ->
 
 
 def test_a_plan_puts_files_where_they_are_used(five: dict[str, Result]) -> None:
-    """A plan leaves 0.504 of the bytes to the links, and a hash leaves three quarters.
+    """With a plan, 0.504 of the bytes come over the links; with a hash, three quarters.
 
     In 5 epochs, the node that uses a file most often uses it 2.48 times on average (multinomial
     distribution with four nodes), so 1 - 2.48 / 5 of its uses are remote."""

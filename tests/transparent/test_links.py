@@ -161,8 +161,8 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     assert session.totals()["hits"] - before > versions
 
 
-# Does what a data loader does, in two epochs: lists all files, asks for their attributes, and reads
-# them.
+# Does in two epochs what a data loader does: lists all files, reads their attributes, and reads
+# their content.
 EPOCHS = """
 import os, sys
 for epoch in range(2):

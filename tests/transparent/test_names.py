@@ -1,5 +1,6 @@
 """Every process under the library sees at once which files other such processes create, remove,
-rename and change, as on a directory outside every source. Changes from outside are seen later."""
+rename and change, as in a directory outside every source. Changes by processes without the library
+are seen later."""
 
 from __future__ import annotations
 

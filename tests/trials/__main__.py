@@ -60,8 +60,8 @@ WORK: dict[str, dict[str, Work]] = {
 
 
 def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
-    """Returns the results of a trial, or the traceback and the last lines of its log if it
-    broke."""
+    """Returns the results of a trial. If the trial broke, returns the traceback and the end of the
+    trial's log."""
     log = programs / "log"
     with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
         try:

@@ -70,7 +70,7 @@ class Tally:
 
 
 class Trial:
-    """Readers, and at most one daemon for each node, before and after each intervention.
+    """A trial with its readers. Before and after an intervention, a node has at most one daemon.
 
     `draws` makes all random choices. `node` is the node whose daemon the next intervention affects.
     """
