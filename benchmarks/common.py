@@ -40,15 +40,15 @@ __all__ = [
     "write_list",
 ]
 
-# Random paths have the same order in every run and in both variants.
+# The seed of all random orders: every run, with or without the library, has the same orders.
 SEED = 20221
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    Each poll costs the daemon time that grows with the number of files, so the pauses grow as well:
-    the result is at most a twentieth late.
+    The daemon's time for a poll grows with the number of files. To keep polls few, each pause is a
+    twentieth of the time waited so far, so the function returns at most a twentieth too late.
     """
     started = time.monotonic()
     while not condition():
@@ -81,9 +81,10 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 def touch_memory(size: int) -> None:
     """Touches `size` bytes of free memory, or half of what is available if that is less.
 
-    A virtual machine may get a page of memory from its host only when the page is first used: some
-    8 us for 4 KiB, several times what a copy costs. Without this call, a run that makes copies pays
-    for the pages that earlier runs have not used. Linux uses the pages that were freed last first.
+    A virtual machine may get a page of memory from its host only when the page is first used. This
+    takes some 8 us for 4 KiB, several times as long as copying them. Without this call, a run that
+    makes copies pays for the pages that earlier runs have not used. Linux allocates the most
+    recently freed pages first.
     """
     size = min(size, psutil.virtual_memory().available // 2)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -94,11 +95,11 @@ def touch_memory(size: int) -> None:
 
 
 class Daemon:
-    """One configuration that `monarch serve` serves while the context lasts. It has its own
-    directory for shared memory, so that it does not interfere with other sessions of this user.
+    """A `monarch serve` process that runs while the context lasts. It has its own directory for
+    shared memory, so that it does not interfere with other sessions of this user.
 
     place : directory for the configuration and the log;  source : the dataset
-    tier : an existing directory for the copies;  quota_bytes : its quota
+    tier : an existing directory for the copies;  quota_bytes : the quota of this tier
     settings : more keys of the configuration
     """
 
@@ -181,8 +182,8 @@ class Daemon:
         after `limit_s` [s], and RuntimeError if more than one in 1000 of `files` stays at the
         source.
 
-        A few files may stay there: the Bloom filter of changed files may contain a file although
-        only another file on the same device was written.
+        A few files may stay there: the Bloom filter of changed files may report a file as changed
+        although only another file on the same device was written.
         """
 
         def settled() -> bool:
@@ -203,8 +204,8 @@ class Daemon:
         return plain_environment() | ours
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Returns (paths of the source's files, paths of their copies), in the catalog's order, for
-        files that have copies."""
+        """Returns (paths in the source, paths of the copies) of all files that have a copy, in the
+        catalog's order."""
         generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words
@@ -259,14 +260,15 @@ class Child:
         return self.hear()
 
     def tell(self, line: str) -> None:
-        """Sends a line: the first half of `ask`, for callers that ask several at a time."""
+        """Sends a line: the first half of `ask`, for callers that send lines to several programs
+        before they read the answers."""
         assert self._process.stdin is not None
         self._line = line
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> list[int]:
-        """Returns the answer: the second half of `ask`."""
+        """Returns the answer to the line: the second half of `ask`."""
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
@@ -300,15 +302,15 @@ def write_list(file: Path, paths: Sequence[str]) -> Path:
 
 
 class Asked(Protocol):
-    """Answers a line with integers."""
+    """An object that answers a line with integers."""
 
     def ask(self, line: str) -> list[int]: ...
 
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns (answer of `ours`, answer of `plain`) to each line except the first one, which warms
-    both up. They alternate in going first, because each one finds the caches as the other has left
-    them."""
+    both up. `ours` and `plain` alternate in answering first, because the state of the caches at the
+    start of one results from the other."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

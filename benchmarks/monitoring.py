@@ -1,8 +1,8 @@
 """``python -m benchmarks.monitoring``: the cost of monitoring a daemon with a million files.
 
-A program continuously opens files and records the number of opens over time, so that the numbers
-in the frames of `monarch top` can be compared with it. Metrics are scraped while the daemon is
-idle. The report is about the same daemon.
+A program continuously opens files and records the number of opens over time. The numbers in the
+frames of `monarch top` are compared with this record. Metrics are scraped while the daemon is idle.
+The report whose cost is measured is about the same daemon.
 """
 
 from __future__ import annotations

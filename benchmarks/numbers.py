@@ -2,7 +2,7 @@
 
 A machine that others use too is never equally fast twice, so times of two separate runs are not
 compared. Both variants of a measurement run at the same time and alternate in short rounds. Each
-pair of rounds gives one ratio, and the report has the median of these with its spread.
+pair of rounds gives one ratio, and the report has the median of the ratios with their spread.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Result:
 
     value : the measured value, in `unit`; for a paired measurement, the median of the ratios
     limit : the largest allowed value, or the smallest if `is_least`; None for no limit
-    ci95 : bounds of that median with 95 % confidence, for any distribution
+    ci95 : bounds of that median with 95 % confidence, valid for any distribution
     quartiles : the quartiles of the rounds
-    wall : the same median for wall times, if `value` is one of CPU times
+    wall : the median of the ratios of wall times, if `value` is that of CPU times
     with_library, without : medians of one operation [ns], for orientation only, because they depend
         on the machine
     """

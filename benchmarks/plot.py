@@ -85,8 +85,8 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_schedules(document: dict[str, Any], panels: Any) -> None:
-    """Draws the samples that other nodes hold, by sampler, and the differences between the ranks'
-    loads."""
+    """Draws, for each sampler, the share of samples that come from other nodes, and the differences
+    between the ranks' loads."""
     values = {row["name"]: row for row in document["results"]}
     left, right = panels
     names = ["DistributedSampler", "LocalFirstSampler", "SolarSampler"]

@@ -54,8 +54,8 @@ def draw(rows: list[Row], picture: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    # A fixed salt gives the same file for the same numbers, so that a new picture appears in a diff
-    # only if it differs.
+    # With a fixed salt, the same numbers give the same file, so a new picture appears in a diff
+    # only if its numbers have changed.
     plt.rcParams.update({"svg.hashsalt": "monarch", "font.size": 11, "text.color": INK})
     panels = [
         ("Seconds per epoch", "seconds", "{:.2f}"),

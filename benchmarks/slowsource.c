@@ -17,10 +17,11 @@
  * sends a request and waits for the answer), until_eof (the program unmounts and ends at the end of
  * standard input, which also comes if the process that started it is killed).
  *
- * The low-level interface is used because with the path-based one fstat() of an unlinked open file
- * fails and two hard links appear as two files. It needs an O_PATH descriptor for every file that
- * the kernel has cached, so RLIMIT_NOFILE limits their number. Needs /proc. O_TMPFILE is refused,
- * as by many file systems. File locks never reach this program: the kernel handles them.
+ * With FUSE's path-based interface, fstat() of an unlinked open file would fail and two hard links
+ * would appear as two files, so the low-level one is used. The program therefore needs an O_PATH
+ * descriptor for every file that the kernel has cached, and RLIMIT_NOFILE limits the number of
+ * these files. Needs /proc. O_TMPFILE is refused, as by many file systems. File locks never reach
+ * this program: the kernel handles them.
  *
  *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
  */
@@ -149,7 +150,8 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
-/* With the option `flush`, a close sends this request and waits for the answer. Counts as fsync. */
+/* With the option `flush`, a close sends this request, which counts as fsync, and waits for the
+ * answer. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     if (!refused(req, k_fsync))
         fuse_reply_err(req, 0);
@@ -190,7 +192,8 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         closedir(dir);
 }
 
-/* Seeks in every call: a name that did not fit into the last answer has left the stream. */
+/* Seeks in every call, because a name that did not fit into the last answer has been read from the
+ * stream already. */
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                        struct fuse_file_info *fi) {
     char names[32768];
@@ -346,9 +349,10 @@ static void *watch_stdin(void *unused) {
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
-/* Parallel file systems look up many names of one directory at a time. libfuse 3.14 offers that
- * (FUSE_CAP_PARALLEL_DIROPS) and then leaves it out of its answer to the kernel, which looks up one
- * name at a time; so the flag is added to the first answer, the one to FUSE_INIT. */
+/* Parallel file systems look up many names of one directory at a time. libfuse 3.14 has an option
+ * for that (FUSE_CAP_PARALLEL_DIROPS), but does not pass the flag on to the kernel. The kernel
+ * would then look up one name at a time, so this function adds the flag to the first answer, the
+ * one to FUSE_INIT. */
 static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
     static atomic_flag is_initialised = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&is_initialised) && count == 2 &&

@@ -1,8 +1,9 @@
 /* slowsource: the files that the kernel has cached, and operations on names and attributes.
  * Included by slowsource.c, which includes the headers that this one needs. */
 
-/* One file of BACKING that the kernel has cached; its address is the node number. `fd` (O_PATH)
- * keeps the backing inode, so that (dev, ino) cannot be reused for another file. */
+/* One file of BACKING that the kernel has cached. The address of the struct is the node number.
+ * `fd` (O_PATH) keeps the backing inode in use, so that (dev, ino) cannot be reused for another
+ * file. */
 struct inode {
     struct inode *next;
     uint64_t lookups;

@@ -1,10 +1,11 @@
 """``python -m benchmarks.epochs``: epochs of a dataset behind a slow file system that counts
 operations.
 
-The dataset is read without the library, then under it: epoch 1 from the source while the daemon
-makes copies, the later ones from the copies. Each later epoch is paired with one that reads the
-copies without the library. Then the names and attributes of a tree of small files are read, epoch
-after epoch (metadata.py). The slow source, which needs FUSE, counts the operations that reach it.
+The dataset is read without the library, then under it: in epoch 1 from the source while the daemon
+makes copies, in the later epochs from the copies. Each later epoch is paired with an epoch that
+reads the copies without the library. Then the names and attributes of a tree of small files are
+read, epoch after epoch (metadata.py). The slow source, which needs FUSE, counts the operations that
+reach it.
 The copies are in the page cache and no thread waits, so epochs are compared by their CPU times,
 which other users of the machine do not affect; wall times are reported as well.
 """
@@ -42,7 +43,7 @@ def make_dataset(root: Path, files: int, size: int) -> None:
 
 
 class Epochs:
-    """The measurements. Each adds its lines to `results`."""
+    """The measurements. Each of them adds objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path, slow: SlowSource) -> None:
         self.args, self.place, self.tier, self.slow = args, place, tier, slow
@@ -104,8 +105,8 @@ class Epochs:
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
         """Measures epochs from the copies, each paired with one that reads the copies without the
-        library, and the operations that reach the source. Locks are not among them, because the
-        kernel handles the locks of this source itself."""
+        library. Also counts the operations that reach the source; locks are not counted, because
+        the kernel handles the locks of this source itself."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]
@@ -140,14 +141,15 @@ class Epochs:
         )
 
     def _reached(self, total: dict[str, int], counts: list[dict[str, int]]) -> None:
-        """Reports the operations that reached the source in a later epoch.
+        """Reports the operations that reached the source from epoch 2 on.
 
-        total : their sum from epoch 2 on;  counts : their totals, before and after each epoch
+        total : operations from epoch 2 on, by kind
+        counts : totals by kind, before epoch 3 and after each epoch from there on
 
-        Requests for attributes are judged by the median epoch: a single epoch that revalidates its
-        files makes as many requests as there are files. Besides, any process that examines all
-        descriptors of the machine requests the attributes of the source's root now and then,
-        because the daemon has it open.
+        Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
+        the library revalidates the files makes as many requests as there are files. And the daemon
+        has the source's root open, so any process that examines all descriptors of the machine
+        requests the attributes of this directory.
         """
         others = sum(n for kind, n in total.items() if kind not in ("getattr", *BYTES))
         asked = [after["getattr"] - before["getattr"] for before, after in pairwise(counts)]

@@ -28,11 +28,11 @@ QUOTA_BYTES = 64 << 20
 # without a new timestamp.
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# How long listings rely on an earlier check of a directory [s]. Each epoch waits this long first,
-# so it starts without valid checks.
+# How long listings rely on an earlier check of a directory [s]. The benchmark waits this long
+# before each epoch, so that no earlier check is still valid when the epoch starts.
 LOOK_S = 1.0
-# The limit on operations, relative to those without the library. The kernel sends a few for each
-# directory and the directories above it, and none for files.
+# The limit on operations, relative to those without the library. Even under the library, the kernel
+# sends a few operations for each directory and its parents, but none for files.
 SHARE = 0.01
 BYTES = ("bytes_read", "bytes_written")
 
@@ -104,9 +104,11 @@ def count_metadata(
 
 
 def _median(counts: list[Counter[str]]) -> dict[str, float]:
-    """Returns the median of each kind, without kinds whose median is 0. Other processes of the
-    machine request the attributes of the source's root now and then, because the daemon has it
-    open."""
+    """Returns the median count of each kind of operation, without kinds whose median is 0.
+
+    The median leaves out requests by other processes: the daemon has the source's root open, so any
+    process that examines all descriptors of the machine requests the attributes of this directory.
+    """
     kinds = sorted(set().union(*counts))
     medians = {kind: statistics.median(count[kind] for count in counts) for kind in kinds}
     return {kind: number for kind, number in medians.items() if number}

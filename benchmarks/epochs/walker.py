@@ -48,8 +48,8 @@ class Dataset:
         return found
 
     def image_folder(self) -> int:
-        """Lists the dataset like torchvision's ImageFolder: classes by scandir, then a sorted walk
-        of each."""
+        """Lists the dataset like torchvision's ImageFolder: finds the classes with os.scandir, then
+        walks through each class in sorted order."""
         with os.scandir(f"{self.root}/train") as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
         found = 0

@@ -1,8 +1,8 @@
 """``python -m benchmarks.first_epoch``: the first epoch of a dataset behind a slow source.
 
-Every run has its own daemon and tier. It is paired with a run without the library on the same
-source, which caches no pages and counts the requests. Needs FUSE; the run with a limit on dirty
-pages needs root.
+Every run has its own daemon and tier, and is paired with a run without the library on the same
+source. No pages of the source stay cached, and the source counts the requests. Needs FUSE; the run
+with a limit on dirty pages needs root.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_dataset(root: Path, files: int, size: int) -> list[str]:
 
 
 class FirstEpoch:
-    """The measurements. Each adds its lines to `results`."""
+    """The measurements. Each of them adds objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -229,8 +229,8 @@ class FirstEpoch:
         )
 
     def _dirty_pages(self) -> None:
-        """Measures the halves of an epoch on a dataset four times as large as the limit on dirty
-        pages."""
+        """Compares the times of the two halves of an epoch on a dataset that is four times as large
+        as the limit on dirty pages."""
         if not os.access(VM / "dirty_bytes", os.W_OK):
             print("  no run with a limit on dirty pages: it cannot be set", file=sys.stderr)
             return
@@ -261,7 +261,10 @@ def dirty_limit(limit_bytes: int) -> Iterator[None]:
 
 
 def halves(spans: list[int]) -> float:
-    """Returns the time for the second half of the bytes, divided by the time for the first."""
+    """Returns the time for the second half of the bytes, divided by the time for the first half.
+
+    spans : the number of bytes read in each span of 50 ms
+    """
     half, seen = sum(spans) / 2, 0
     for number, count in enumerate(spans):
         if seen + count >= half:

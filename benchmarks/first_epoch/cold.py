@@ -1,10 +1,10 @@
 """``python -m benchmarks.first_epoch.cold``: first epochs of small files, as a user sees them.
 
-``monarch run`` has a configuration with a source and a tier, and nothing else: no daemon runs,
-nothing is scanned and no copy exists. It alternates with the same program without Monarch; each run
-has its own mount, so that the kernel has cached nothing of the source. Two datasets lie on the
-local disk, and before each run their pages are dropped from the page cache or read into it. Needs
-FUSE.
+``monarch run`` starts with a configuration that names only a source and a tier: no daemon runs,
+nothing is scanned and no copy exists. Each run under ``monarch run`` is followed by a run of the
+same program without Monarch. Each run has its own mount, so that the kernel has cached nothing of
+the source. Two datasets lie on the local disk, and before each run their pages are dropped from the
+page cache or read into it. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
-# The slow source holds a descriptor for every file that the kernel has cached, and root without
-# CAP_SYS_RESOURCE cannot raise the limit on descriptors.
+# A large number of files. The slow source holds a descriptor for every file that the kernel has
+# cached, so the number must be below the limit on descriptors. Without CAP_SYS_RESOURCE, even root
+# cannot raise this limit.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2
-# The limit on bytes from the source if a program reads a part of the dataset: MOST_FOR_EACH bytes
-# for each byte that it reads, plus MOST_BESIDE [bytes].
+# The limit on bytes from the source if a program reads only a part of the dataset: MOST_FOR_EACH
+# bytes for each byte that the program reads, plus MOST_BESIDE [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
 # File size [bytes] -> limit on the daemon's CPU time for a file that is filled ahead [us].
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
@@ -51,8 +52,8 @@ class Case:
     """A dataset behind a source.
 
     latency_s : of an open, a look-up and a read [s];  rate : of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to plain, on a machine that is
-        otherwise idle or busy (--busy); None for no limit
+    quiet, busy : limits on the time of the first epoch, relative to that without Monarch, on a
+        machine that is otherwise idle or busy (--busy); None for no limit
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
         nothing, `warm` for everything
@@ -90,7 +91,8 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of a run [bytes]: pages of the source's files, copies, program and daemon."""
+        """The memory that a run needs [bytes]: for pages of the source's files, for the copies, for
+        the program and for the daemon."""
         return 2 * self.files * max(self.size, 4 * KIB) + (512 << 20)
 
     @property
@@ -194,11 +196,11 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """Returns one answer of the reader for each epoch, with the source's counts since its
-        start.
+        """Returns one answer of the reader for each epoch, with what the source has counted since
+        the source's own start.
 
-        cpu_s : returns the CPU time of the daemon [s]. `start_s` of an answer is that time at the
-            reader's start, `daemon_s` the time from there to the epoch's end
+        cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is this CPU
+            time at the reader's start, `daemon_s` the increase from then to the epoch's end
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, EPOCHS, share]
@@ -248,24 +250,25 @@ class Cold:
 def daemon_cpu_s(config: Path) -> float:
     """Returns the CPU time that the daemon of a configuration has used so far [s].
 
-    The session says which process that is: a search among all processes would take from the epoch
-    that has just begun more time than the daemon does.
+    The process id comes from the session. A search among all processes would slow down the epoch
+    that has just begun more than the daemon does.
     """
     control = Segment.open(SessionDir.of(config).control, writable=False)
     pid = int(control.as_struct("struct monarch_control").pid)
-    # clock_getcpuclockid(3), which Python has for threads alone. The kernel derives the clock's
-    # number from the process: clocks with 2 in the lowest bits count its scheduled time.
+    # This is clock_getcpuclockid(3); Python offers only the function for threads. The kernel
+    # derives a clock's number from the process id. If the lowest bits of the number are 2, the
+    # clock counts the CPU time of the process.
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def operations(counts: dict[str, int]) -> int:
-    """Returns the number of metadata operations, without opens, that have reached the source."""
+    """Returns the number of metadata operations that have reached the source, without opens."""
     data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
     return sum(number for kind, number in counts.items() if kind not in data)
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns the metadata operations, without opens, that Monarch adds to those of the program
+    """Returns how many metadata operations, opens not counted, Monarch adds to those of the program
     alone: per file or, with `scan: lazy`, per file that was not read."""
     more = operations(ours[-1]["source"]) - operations(plain[0]["source"])
     read = int(case.files * case.share)
@@ -339,7 +342,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
             "absent",
             "  opens at the source in epoch 2 / file",
             median(lambda o, _: (o[-1]["source"]["open"] - o[0]["source"]["open"]) / files),
-            # Of a part of the dataset, these are also fills of files that are not read.
+            # If only a part of the dataset is read, fills of files that are not read count as well.
             None if case.share < 1 else 0.02 if busy else 0.01,
         ),
     ]

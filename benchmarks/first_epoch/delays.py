@@ -3,10 +3,10 @@
 There are two measurements, both with a daemon that has just been started:
 
 - Readers read one part of a dataset, which the configuration excludes from copying, while the other
-  part is filled ahead. The time of each file's open and reads is compared with that of the same
-  program alone.
-- The scan of a dataset of many files has just begun. Measured is the time from the end of the first
-  read of a file until another process's open of the file is served by the copy.
+  part is filled ahead. The time for opening and reading a file is compared with a run of the same
+  program without Monarch.
+- The scan of a dataset of many files has just begun. The benchmark measures the time from the end
+  of the first read of a file until another process's open of the file is served by the copy.
 
 The first measurement needs FUSE.
 """
@@ -34,9 +34,9 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# Readers beside fills: the numbers of files to fill and to read, the files' size, and the threads.
-# There are so many files to fill that fills continue as long as the readers run. LATENCY_S and
-# RATE are those of the source [s, bytes/s].
+# Readers beside fills: the numbers of files to fill and to read, the files' size [bytes], and the
+# number of reader threads. There are so many files to fill that fills continue as long as the
+# readers run. LATENCY_S and RATE are those of the source [s, bytes/s].
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
@@ -73,9 +73,10 @@ def make_parts(backing: Path) -> None:
 
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
-    """Returns the median and 99th percentile of the time of a file's open and reads [s].
+    """Returns the median and 99th percentile of the time for opening and reading a file [s], and
+    the number of fills meanwhile.
 
-    beside : whether the other part is filled meanwhile; the number of fills is returned as "fills"
+    beside : whether the other part is filled meanwhile; otherwise no daemon runs
     """
     binary = find_slowsource()
     assert binary is not None
@@ -152,7 +153,7 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
 
 def make_many(source: Path, files: int) -> Path:
-    """Creates the files. Returns the path of one that the scan finds late."""
+    """Creates the files. Returns the path of a file that the scan finds late."""
     for number in range(0, files, A_DIRECTORY):
         directory = source / f"{number // A_DIRECTORY:05d}"
         directory.mkdir(parents=True)

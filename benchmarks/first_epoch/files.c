@@ -3,8 +3,8 @@
  *   files LIST THREADS EPOCHS SHARE
  *
  * LIST contains paths, each ended by a NUL. In every epoch each file is opened, read to its end in
- * preads of 256 KiB and closed once. The order is random and different in each epoch. With SHARE
- * below 1 only that share of the list is read, the same files in every epoch. The program prints
+ * preads of 256 KiB and closed once. The order is random and different in each epoch. If SHARE is
+ * below 1, every epoch reads the same random part of the list. The program prints
  * the line {} before the first open, and one line of JSON after each epoch: seconds, the CPU time
  * of this process, bytes, files that failed, and the median and 99th percentile of the time from
  * before a file's open until its last byte [s].

@@ -33,7 +33,7 @@ class Case:
 
     files, size : the number of files, and their mean size [bytes]
     part : the share of the dataset that each node's tier holds, None for all
-    limit : on the time of the first epoch, relative to plain
+    limit : on the time of the first epoch, relative to that without Monarch
     """
 
     files: int
@@ -78,7 +78,7 @@ def run(
     """Returns the epochs of one run."""
     here = place / "run"
     here.mkdir()
-    # Each node has pages of the source's files, copies, a daemon and a program.
+    # Each node needs memory for pages of the source's files, copies, a daemon and a program.
     touch_memory(NODES * (2 * dataset.bytes + 256 * MIB))
     orders = [dataset.shares(NODES, epoch) for epoch in range(case.epochs)]
     try:

@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.advice``: the advised number of workers, compared with a sweep.
 
-One of two datasets is dominated by waiting (records of a slow source, 4 ms a read, 1 GB/s), the
-other by computing (a repeated checksum). For each, a training that computes after each batch is run
-with 1 to 8 workers. The best number is the smallest whose epoch takes at most 5 % longer than the
-shortest one.
+With one dataset, workers mostly wait (records of a slow source, 4 ms a read, 1 GB/s); with the
+other, workers mostly compute (a repeated checksum). On each dataset, a training that computes after
+each batch is run with 1 to 8 workers. The best number of workers is the smallest one with which an
+epoch takes at most 5 % longer than the shortest epoch.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Returns the median time of an epoch [s] by the number of workers. The numbers alternate,
-    because the load of the machine varies."""
+    """Returns the median time of an epoch [s] by the number of workers. The numbers of workers
+    alternate from epoch to epoch, so that changes of the machine's load affect all of them."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

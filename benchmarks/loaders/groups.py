@@ -1,8 +1,9 @@
 """``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
 
-The benchmark measures the requests of a group to its source; the time of a group, compared with
-h5py, which reads one sample after the other; and how long a training waits if its computation takes
-longer, or shorter, than reading a group. Needs FUSE and h5py.
+The benchmark counts the requests that the source receives for a group. It compares the time for a
+group with that of h5py, which reads one sample after the other. It measures how long a training
+waits if computing takes longer than reading a group, and if it takes less time. Needs FUSE and
+h5py.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def make_dataset(path: Path) -> None:
 
 
 def ranges_of_groups(ranks: int) -> float:
-    """Returns the mean number of contiguous ranges of a group that a rank reads, for the worst
-    rank."""
+    """Returns the number of contiguous ranges that a rank reads per group: the mean over the
+    groups, for the rank whose mean is the highest."""
     schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
     most = 0.0
     for rank in range(ranks):
@@ -51,13 +52,15 @@ def ranges_of_groups(ranks: int) -> float:
 
 
 class Groups:
-    """A loader over the slow source, without torch: `collate` defines a batch."""
+    """Measures a GroupLoader on the slow source. `collate` makes the batches, so the loader does
+    not need torch."""
 
     def __init__(self, slow: SlowSource) -> None:
         self._slow, self._path = slow, slow.mountpoint / "train.h5"
 
     def epoch(self, compute_s: float = 0.0) -> tuple[GroupTimes, float, dict[str, int]]:
-        """Runs an epoch. Returns its group times, its time [s], and the requests to the source.
+        """Runs an epoch. Returns the loader's times, the duration of the epoch [s], and the
+        requests to the source.
 
         compute_s : how long the training computes for a group [s]
         """
@@ -77,8 +80,8 @@ class Groups:
         return loader.times, took_s, self._slow.counts()
 
     def h5py_s(self, samples: int) -> float:
-        """Returns the time of h5py for as many random samples as a group has, estimated from
-        `samples` of them [s]."""
+        """Returns how long h5py takes to read as many random samples as a group has [s],
+        extrapolated from `samples` samples."""
         wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
         with h5py.File(self._path, "r") as file:
             found = file["x"]
@@ -116,8 +119,9 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
     """Measures how long the training waits for groups after the first one.
 
-    Also returns the medians per group of the times of reading, computing and waiting [s], for two
-    trainings: one computes for twice the reading time, the other one for about half of it."""
+    Also returns the median times per group for reading, computing and waiting [s], for two
+    trainings: one computes for twice the reading time, the other for about half the reading time.
+    """
     shares, excesses = [], []
     longer, shorter = [], []
     for _ in range(rounds):
@@ -127,11 +131,11 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
         longer.append((slow.reading_s / GROUPS, 2 * reading_s, slow.wait_s / (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
-        # The rest is the computation; it includes the time to copy the batches.
+        # The rest of the epoch is the computation, which includes the time to copy the batches.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading, compute {reading_s:.4f} {computed_s:.4f} s", file=sys.stderr)
-        # On a busy machine, every sleep may be too long.
+        # On a busy machine, every sleep may be too long; then this round does not count.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
             shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))

@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, from a pack.
 
 A daemon with default settings has scanned the dataset. Each run begins with an empty tier in RAM
-and a mount of its own, which contains the pack as well. The run is compared with the same command
-on an empty dataset, without the pack, and with the pack while the scan is in progress. In the last
-case the scan determines the time. Needs FUSE.
+and a mount of its own, which contains the pack as well. The command is also run on an empty
+dataset, on the dataset without the pack, and with the pack while the scan is still in progress. In
+the last case the scan determines the time. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monarch_py.packs.tar import write_pack
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
-# A directory that has just changed is examined again once it is this old [s].
+# The scan examines a directory again once the last change of the directory is this old [s].
 SETTLES_S = 2.1
 
 

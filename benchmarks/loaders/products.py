@@ -3,9 +3,9 @@
 Each reads the same samples of 128 KiB, in the form that it needs, in batches of 64 with two workers
 (processes or threads), from a source with a latency of 4 ms and a rate of 1 GB/s, or from memory
 ("present"). The kernel's cached pages are dropped before each epoch on the source. Nothing is
-decoded. Each loader runs in its own process, for two epochs. They alternate, and in each round
-their times are compared with those of PyTorch's DataLoader. A product that is not installed is left
-out, with the reason. Needs FUSE, and root for MosaicML streaming.
+decoded. Each loader runs in its own process, for two epochs. The loaders alternate, and in each
+round their times are compared with those of PyTorch's DataLoader. A product that is not installed
+is left out, with the reason. Needs FUSE, and root for MosaicML streaming.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ PRODUCTS = {
 class Epoch:
     """The costs of an epoch.
 
-    cpu_s : of the process and all its children;  requests, source_bytes : at the source
+    cpu_s : CPU time of the process and all its children [s]
+    requests, source_bytes : requests to the source, and bytes that the source has sent
     """
 
     seconds: float
@@ -140,7 +141,8 @@ def cpu_s(pid: int) -> float:
 def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
     """Starts the process of a product.
 
-    root : on tmpfs, with all forms of the samples;  n_bytes : the size of the dataset
+    root : a directory, on tmpfs or on the source, with all forms of the samples
+    n_bytes : the size of the dataset [bytes]
     """
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root.parent)))
@@ -174,8 +176,8 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Resets the counts and makes the source slow, without cached pages: an open drops the pages of
-    a file."""
+    """Drops the cached pages of all files, makes the source slow and resets its counts. To drop the
+    pages of a file, it is enough to open the file."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))

@@ -26,7 +26,7 @@ from monarch_py.loaders.records.joining import Extents, join
 
 # Name -> latency of a request [s], rate [bytes/s].
 SOURCES = {"0.5 ms": (0.0005, 200e6), "4 ms": (0.004, 1e9)}
-# The number of samples is that of SOLAR's smallest dataset, their size that of Lee and others
+# SOLAR's smallest dataset has this number of samples; the samples of Lee and others have this size
 # [bytes].
 SAMPLES, SAMPLE_BYTES = 87_632, 19_200
 BATCH = 64
@@ -45,7 +45,7 @@ def slow_source(place: Path) -> Iterator[SlowSource]:
 
 
 def pace(slow: SlowSource, name: str) -> None:
-    """Sets the source's latency and rate to those in SOURCES."""
+    """Sets the latency and rate of the slow source to those of `name` in SOURCES."""
     latency, rate = SOURCES[name]
     slow.latency(open=latency, getattr=latency, read=latency)
     slow.rate(rate)
@@ -86,7 +86,7 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
-        # The first batch opens the file, and measures whether joining pays.
+        # With its first batch, a dataset opens the file and measures whether joining pays.
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Schedules: their savings (samples from other nodes, loads), and their CPU time and memory.
+"""Measures what schedules save (samples from other nodes, loads), and their CPU time and memory.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
@@ -31,7 +31,7 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The epoch whose cost is measured.
+# The epoch whose cost is measured: numbers of samples and of ranks, and samples in a rank's batch.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
 # The dataset that a DataLoader reads: files that are in memory already.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
@@ -43,7 +43,7 @@ def files(samples: int, spread: int = 0) -> Any:
 
 
 def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
-    """Returns the loads, (steps, ranks)."""
+    """Returns the number of loads, by step and rank."""
     assert schedule.loads is not None
     return schedule.loads.reshape(-1, schedule.ranks).astype(np.int64)
 
@@ -52,7 +52,8 @@ def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
 
 
 def local() -> Iterator[Result]:
-    """Yields the samples from other nodes relative to the minimum, on nodes with room for all."""
+    """Yields how many samples ranks read from other nodes, relative to the minimum, and as a share
+    of all samples. The nodes have room for all samples."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
     )
@@ -73,7 +74,8 @@ def local() -> Iterator[Result]:
 
 
 def shares() -> Iterator[Result]:
-    """Yields the share of samples from other nodes by sampler, on four nodes with room for all."""
+    """Yields, for each sampler, the share of samples that ranks read from other nodes. The four
+    nodes have room for all samples."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
     what = "4 nodes of 64: samples from other nodes, {}"
     for kind in (LocalFirstSampler, SolarSampler):
@@ -83,7 +85,7 @@ def shares() -> Iterator[Result]:
         taken_by = np.repeat(ranks, np.diff(schedule.starts))
         share = float((sampler.holders[schedule.samples, 0] != taken_by).mean())
         yield Result(f"share-{kind.__name__}", what.format(kind.__name__), "ratio", share, None)
-    # Rank r of DistributedSampler takes every fourth sample of the same order.
+    # Rank r of DistributedSampler takes every fourth sample of the same order, from sample r on.
     order = DistributedSampler(SAMPLES, 4, SEED).epoch(1)
     share = float((sampler.holders[order, 0] != np.arange(len(order)) % 4).mean())
     name = "DistributedSampler"
@@ -150,7 +152,7 @@ def large(kind: type[Any]) -> ScheduledSampler:
 
 
 def in_child(measure: Callable[[type[Any]], tuple[float, float]], kind: type[Any]) -> Any:
-    """Returns the result of a new process, whose peak memory is not affected by other work."""
+    """Runs `measure` in a new process, so that other work does not affect the peak memory."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (kind,))
 
@@ -171,8 +173,8 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Returns the median and the largest ratio of two times: to resume an epoch at a step,
-    including its first batch, and to schedule the epoch."""
+    """Returns the median and the largest ratio of two times: the time to resume an epoch at a step
+    and get its first batch, divided by the time to schedule the epoch."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -205,7 +207,7 @@ def resume() -> Iterator[Result]:
 
 
 class Present:
-    """Files in memory that are read again for each access."""
+    """A dataset of files in memory. Each access opens and reads the file again."""
 
     def __init__(self, root: Path) -> None:
         self.paths = [root / f"{number}" for number in range(FILES)]

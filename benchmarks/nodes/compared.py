@@ -1,4 +1,4 @@
-"""Monarch compared with widely used loaders, with the same four ranks, bytes and source.
+"""Compares Monarch with widely used loaders, for four ranks, the same samples and the same source.
 
 Each loader gets the same samples in its own format, created beforehand: files, tar shards
 (webdataset), or MDS shards (MosaicML streaming, with a cache for each rank as large as Monarch's
@@ -37,7 +37,7 @@ class Compared(NamedTuple):
 
     loader : its name in loaders.py;  package : the package that must be installed
     form : the form of the samples
-    under_monarch : whether daemons run, and whether they follow a plan
+    under_monarch : "no" without daemons; "hash" for owners by hash; "plan" if daemons follow a plan
     """
 
     loader: str
@@ -60,8 +60,8 @@ COMPARED = {
 # The limit on the time of an epoch after the first one, relative to the time in which the source
 # can send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
-# Gives a program its own /dev/shm, as it would have on a separate node. $2 is a directory in the
-# old /dev/shm, which remains accessible under its path; $1 is an empty directory.
+# Gives a program its own /dev/shm, as it would have on a separate node. $1 is an empty directory.
+# $2 is a directory in the old /dev/shm; the program can still access this directory at its path.
 OWN_SHM = """
 mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
 mount --rbind "$1" "$2" && shift 2 && exec "$@"

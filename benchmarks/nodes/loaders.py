@@ -1,12 +1,12 @@
 """One rank of a job that reads a dataset with one of several loaders.
 
-`loaders` of rows.py starts several, and benchmarks.loaders.products one::
+`loaders` in rows.py starts several ranks; benchmarks.loaders.products starts one rank::
 
     python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS BATCH
 
 The program prints 0 when it is ready. Each line on its standard input is an epoch's number. The
-answer is the number of bytes read and their time [ns], including the loader's work at the beginning
-of an epoch. Samples are bytes: nothing is decoded.
+answer is the number of bytes read and the duration of the epoch [ns], including the loader's work
+at the beginning of the epoch. Samples are bytes: nothing is decoded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# The size of a rank's cache, for a loader that has one [bytes, in the notation of its own option].
+# This variable contains the size of a rank's cache, for a loader that has a cache [bytes, in the
+# notation of the loader's own option].
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
-# The directory in which a loader may keep what it has read.
+# This variable contains the directory in which a loader may keep what it has read.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
-# The number of samples in the buffer of a loader that shuffles by a buffer.
+# The number of samples in the shuffle buffer, for webdataset and for tf.data.
 TAR_BUFFER, TF_BUFFER = 100, 1000
 # Epoch -> lengths of the samples that this rank gets.
 Loader = Callable[[int], Iterator[int]]
@@ -287,7 +288,7 @@ def staged(job: Job) -> Loader:
 
 
 def groups(job: Job) -> Loader:
-    """Returns a GroupLoader, which reads in a single process for any number of workers."""
+    """Returns a GroupLoader, which reads in a single process, whatever the number of workers."""
     import torch  # a training has imported torch before its first epoch
 
     from monarch_py.loaders import GroupLoader

@@ -1,7 +1,7 @@
 """Simulates the measured nodes with the same policy classes that the daemons use.
 
-Ranks read like reader.c: threads take the files of a rank in order, without compute, and ranks wait
-for each other only at the end of an epoch.
+Ranks read like reader.c: threads take the files of a rank in order and compute nothing in between;
+ranks wait for each other only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Simulated(NamedTuple):
 class Run:
     """A run of nodes with one rank each.
 
-    orders : of each epoch
-    hashes : of the files, which determine their owners; None for arbitrary hashes
+    orders : the files of each rank, by epoch
+    hashes : the files' hashes, which determine the owners; None for arbitrary hashes
     gone : nodes without a daemon
     """
 
@@ -78,8 +78,8 @@ class Run:
     def by_hash(self) -> list[Simulated]:
         """Simulates owners by hash. The next accesses are unknown: a free thread takes the next
         file, and an epoch starts without any prefetched file."""
-        # The buffer is as large as the dataset: readers wait for the files that they have
-        # requested, never for room.
+        # The buffer is as large as the dataset, so readers wait only for the files that they have
+        # requested, never for space in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)
         found = []
         for number, order in enumerate(self.orders):
@@ -95,8 +95,8 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Changes a decision for nodes without a daemon: all nodes read the files of these nodes
-        from the source, and the ranks of these nodes read everything from the source."""
+        """Adapts a decision to the nodes that have no daemon. Their files are read from the source
+        by all nodes, and their own ranks read everything from the source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -115,8 +115,8 @@ class Run:
         """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
-        all files pass through the staging buffer. The buffer is therefore made larger than the
-        area, in proportion to the bytes that the node keeps.
+        all files pass through the staging buffer. The simulated buffer is therefore larger than the
+        staging area: by the ratio of all bytes read to those of files that the nodes do not keep.
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -126,7 +126,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the share of bytes that ranks read of files that their own nodes do not keep."""
+        """Returns how much of what ranks read belongs to files that their own nodes do not keep, as
+        a share of the bytes."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -142,7 +143,7 @@ class Run:
 
         buffer : of each node [bytes];  threads : that fetch on each node
         """
-        # A tier's quota counts the file's blocks and its name.
+        # The blocks and the name of each file count towards a tier's quota.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
         share = self.dataset.bytes / float(counted)
         tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
@@ -187,7 +188,8 @@ class Run:
 
 
 def _epochs(run: Measured) -> list[Simulated]:
-    """Returns the epochs. Bytes that were present before the first step were read earlier."""
+    """Returns the epochs. If the buffers were filled before the first step, the bytes read then do
+    not count."""
     ends = [run.first_step, *run.epoch_end.tolist()]
     peers = run.bytes[:, PLACES.index("remote")].tolist()
     source = run.pfs_bytes.tolist()

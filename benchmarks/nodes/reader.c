@@ -1,13 +1,13 @@
-/* One rank of a job: threads take files from the rank's list in its order, as a loader's workers
- * do, read each to its end, and then compute for a while.
+/* One rank of a job: threads take the files of the rank's list one after the other, as a loader's
+ * workers do. A thread reads a file to its end, and then computes for a while.
  *
  *   reader THREADS BLOCK
  *
  * The line "epoch LIST COMPUTE" on standard input runs one epoch. LIST is a file of paths, each
  * ended by a NUL; COMPUTE is the computing time of a file [ns]. The answer is one line: the epoch's
  * wall time, the CPU time of all threads, the total time of calls that open and read, the longest
- * such call (all in ns), the bytes read, the number of files that could not be read, and a number
- * that depends on every byte and its place.
+ * such call (all in ns), the bytes read, the number of files that could not be read, and a digest
+ * that depends on the value and the position of every byte.
  */
 #define _GNU_SOURCE
 #include <errno.h>

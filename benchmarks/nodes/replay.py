@@ -20,7 +20,7 @@ from benchmarks.nodes.transfer import PlainSendfile
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# The duration and the number of the measurements of a link [s].
+# The duration of one measurement of a link [s], and the number of measurements.
 LINK_S, LINK_ROUNDS = 1.0, 3
 LIMIT = 0.1
 
@@ -28,10 +28,10 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Measures the rate of a link with plain sendfile, and of a tier with the reader on plain files
-    in memory.
+    """Measures the rate of a link with plain sendfile, and the rate of a tier with the reader, on
+    plain files in memory.
 
-    source : an epoch of all nodes without daemons
+    source : an epoch in which all nodes read the source without daemons
     """
     content = place / "link"
     size = int(link_bits / 8 * LINK_S)
@@ -70,8 +70,11 @@ class Replayed:
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Returns the bytes of an origin in the whole run, real minus simulated, relative to all
-        bytes read."""
+        """Returns the difference, real minus simulated, of the bytes from one origin in the whole
+        run, relative to all bytes read.
+
+        origin : "source" or "peers"
+        """
         real, simulated = (
             sum(getattr(e, origin) for e in each) for each in (self.real, self.simulated)
         )
@@ -105,7 +108,7 @@ def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
 
 
 def lines_of(name: str, runs: Sequence[Replayed]) -> list[Result]:
-    """Returns the result lines of the median run."""
+    """Returns the results, each the median over the runs."""
     seconds = statistics.median(run.seconds for run in runs)
     worst = statistics.median(run.worst for run in runs)
     apart = {

@@ -1,4 +1,4 @@
-"""The measurements on nodes that share a source. Each yields lines of the table."""
+"""The measurements on nodes that share a source. Each of them returns lines of the table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# The size of a node's tier relative to its share of the dataset: with spare room, or with just
-# enough for names and partial blocks. STAGING: a small staging area, relative to the dataset.
+# SPARE, JUST: the size of a node's tier relative to its share of the dataset, with spare room or
+# with just enough for names and partial blocks. STAGING: the size of the small staging area
+# relative to the dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
@@ -116,7 +117,8 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """Returns four nodes with a tier for a quarter of the dataset each, by variant."""
+        """Returns the layouts of four nodes, by variant. Each node has a tier for a quarter of the
+        dataset."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),
@@ -171,8 +173,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures the same nodes while the ranks compute for twice the time of an epoch of
-        reads."""
+        """Measures how long ranks wait on the nodes of `configurations` if they compute for twice
+        as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -191,11 +193,12 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks on one of two nodes, each with a different share of misses.
+        """Measures four ranks on one of two nodes; each rank has a different share of misses.
 
-        First all ranks get equal shares of the daemon's threads, then shares by their misses. If
-        all missing files come from the other node, these threads are a bottleneck. Together with
-        the threads that read the source, there are enough."""
+        First the daemon divides its threads equally among the ranks, then by the ranks' misses. If
+        all missing files come from the other node, the threads that fetch from it are a bottleneck.
+        There are enough threads if those that read the source fetch missing files as well.
+        """
         results = []
         for name, is_on, fetch, most in (
             ("before sharing", False, "holders", None),
@@ -214,7 +217,8 @@ class Rows:
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
-        """Returns, for each rank, the time until its last file has arrived [s], without compute."""
+        """Returns, for each rank, the time until its last file has arrived [s]. The ranks compute
+        nothing."""
         with self.testbed(layout, linked=True) as bed:
             bed.epoch(self.dataset.shares(4, 0))
             bed.settle()
@@ -307,7 +311,10 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """Returns equally many files for each rank, of which the given share lies on the other node."""
+    """Returns files to read for each rank of node 0, the same number for all.
+
+    shares : for each rank, the share of its files that lies on the other node
+    """
     here = bed.kept(0)
     there = [number for number in range(len(bed.dataset.sizes)) if number not in here]
     near = sorted(here)
@@ -317,6 +324,6 @@ def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
         far = int(each * share)
         mine, near = near[: each - far], near[each - far :]
         theirs, there = there[:far], there[far:]
-        # Both kinds are evenly mixed.
+        # The files of this node and those of the other node are evenly mixed.
         orders.append(sorted(mine + theirs, key=lambda number: (number * 2654435761) % (1 << 32)))
     return orders

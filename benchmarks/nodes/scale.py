@@ -121,7 +121,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
 def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """Simulates a job.
 
-    held : whether the copies exist before the first step, so that all epochs are later ones
+    held : whether the copies exist before the first step, so that no epoch has to make them
     """
     made = scenario(nodes, epochs)
     job = job_of(made)
@@ -132,8 +132,8 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """Returns, by name, the seconds of a later epoch and the shares of bytes from a node's own
-    copies, for each number of nodes."""
+    """Returns, by policy, the times of a later epoch [s] and the shares of the bytes that come from
+    a node's own copies. Each list has one value for each number of nodes."""
     seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
@@ -146,7 +146,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
             took = time.monotonic() - began
             print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
         for epochs in (20, 90):
-            # Longer jobs of more nodes would take minutes.
+            # To simulate longer jobs of more nodes would take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))

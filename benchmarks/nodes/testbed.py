@@ -1,4 +1,4 @@
-"""Nodes on one machine: a mount of the slow source, a daemon and ranks for each.
+"""Nodes on one machine; each has a mount of the slow source, a daemon and ranks.
 
 All mounts share the source's one link. The daemons reach each other over the loopback interface, or
 through network namespaces with links of their own (benchmarks/peers/nodes.py).
@@ -127,7 +127,7 @@ class Layout:
     """The description of a testbed.
 
     tiers, staging : sizes on each node [bytes];  settings : more keys of every configuration
-    planned : epochs of the access plan that the daemons follow, 0 without one
+    planned : number of epochs in the access plan that the daemons follow; 0 for no plan
     loader : the plan's loader, by default that of `Dataset.shares`
     rank_nodes : the node on which each rank runs; by default one rank on each node
     has_daemons : whether daemons run; otherwise the ranks read the source, without the library
@@ -177,14 +177,14 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions are in this directory; their names depend on their configurations.
+            # All sessions share this directory. Their names differ, because the configurations do.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
                 wait_until(lambda: all(map(self._is_ready, self.alive)), "scans", 60)
             argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
             for rank, node in enumerate(self.rank_nodes):
-                # A launcher sets this variable.
+                # In a real job, the launcher sets this variable.
                 number = {"LOCAL_RANK": str(list(self.rank_nodes[:rank]).count(node))}
                 environment = self.environment(node) | number
                 self.ranks.append(stack.enter_context(Child(argv, environment)))
@@ -328,8 +328,8 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns the totals of all living nodes since the start: bytes sent by the source, its
-        opens, and the daemons' own counters."""
+        """Returns the totals of all living nodes since the start: bytes that the source has sent,
+        opens at the source, and the daemons' own counters."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),
@@ -350,15 +350,15 @@ class Testbed:
         return found
 
     def list_of(self, node: int, order: Sequence[int]) -> Path:
-        """Writes the list of files, with the paths that the node uses, for its reader."""
+        """Writes the list of files for a reader on the node, with the paths that the node uses."""
         self._lists += 1
         root = self.mounts[node].mountpoint
         names = [f"{root}/{Dataset.name(number)}" for number in order]
         return write_list(self.place / f"list{self._lists}", names)
 
     def epoch(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> Epoch:
-        """Runs an epoch: every rank reads its files, from a common start on. Raises RuntimeError if
-        some cannot be read."""
+        """Runs an epoch: all ranks start at the same time, and each reads its files. Raises
+        RuntimeError if a file cannot be read."""
         return self.epochs([orders], compute_ns)[0]
 
     def epochs(self, orders: Sequence[Sequence[Sequence[int]]], compute_ns: int = 0) -> list[Epoch]:

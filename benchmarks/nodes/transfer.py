@@ -1,5 +1,5 @@
-"""Transfers a large file from the tier of one node to the staging area of another, by their
-daemons."""
+"""Measures how daemons transfer a large file from one node's tier to another node's staging
+area."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Times = tuple[float, float, float]
 def transfer(
     place: Path, programs: tuple[Path, Path], link_bits: float, size: int, rounds: int
 ) -> list[Result]:
-    """Measures the transfer. It alternates with plain sendfile on the same link.
+    """Measures transfers, which alternate with plain sendfile on the same link.
 
     size : of the file [bytes]
     """
@@ -79,11 +79,11 @@ def transfer(
 
 def _cpu_s(bed: Testbed, node: int) -> float:
     """Returns the CPU time of the node's daemon, including threads that have ended, with a
-    resolution of 1 ns; /proc has only clock ticks."""
+    resolution of 1 ns. Times in /proc have only the resolution of a clock tick."""
     daemon = bed.daemons[node]
     assert daemon is not None
-    # The clock id that clock_getcpuclockid(3) returns for a process. Python has that function for
-    # threads only.
+    # This is the clock id that clock_getcpuclockid(3) returns for a process. Python offers only the
+    # function for threads.
     return time.clock_gettime(~daemon.pid << 3 | 2)
 
 

@@ -1,9 +1,10 @@
 """``python -m benchmarks.overhead``: calls and programs under the library, the scan, the daemon.
 
 The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
-it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without it
-on the paths of the copies. The larger file is the hot one. Programs that use no dataset alternate
-as well, with the library and without it; the imports, which take seconds, run concurrently.
+it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without
+the library on the paths of the copies. The larger file is the hot one. Runs of programs that use no
+dataset also alternate, with and without the library. An import takes seconds, so both of its
+variants run at the same time.
 `--only` selects some of these groups:
 
     scanned       listings and stat of files that are scanned and not copied
@@ -13,8 +14,8 @@ as well, with the library and without it; the imports, which take seconds, run c
     imports       import tensorflow, import torch; takes minutes
     instructions  instructions added to calls outside every source; needs valgrind
 
-Ratios of calls are ratios of CPU times, because the calls do not wait, and a time in which the
-machine runs other processes does not count. The JSON has the ratios of wall times as well.
+Ratios of calls are ratios of CPU times. The calls do not wait, and CPU times leave out the time in
+which the machine runs other processes. The JSON has the ratios of wall times as well.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def make_dataset(root: Path, files: int) -> tuple[Path, float]:
 
 
 class Overhead:
-    """The measurements. Each adds its lines to `results`."""
+    """The measurements. Each of them adds objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path) -> None:
         self.args, self.place, self.tier = args, place, tier

@@ -12,7 +12,7 @@ from benchmarks.numbers import Result, paired
 __all__ = ["HOT_BYTES", "Calls"]
 
 HOT_BYTES = 64 * 1024
-# So many that a round's first calls, with cold caches, do not matter.
+# A round has so many calls that its first ones, with cold caches, do not matter.
 CALLS_A_ROUND = 20_000
 
 
@@ -33,7 +33,7 @@ class Operation:
 
 
 class Calls:
-    """The measurements. Each returns its lines."""
+    """The measurements. Each of them returns its results."""
 
     def __init__(self, daemon: Daemon, place: Path, probe: Path, rounds: int) -> None:
         self.daemon, self.place, self.probe, self.rounds = daemon, place, probe, rounds
@@ -41,8 +41,8 @@ class Calls:
     def _pair(
         self, ours_on: list[str], plain_on: list[str], operations: list[Operation]
     ) -> list[Result]:
-        """Measures operations in a pair of processes, which access files in different orders.
-        Otherwise the process that goes second would find the caches filled by the first one.
+        """Measures operations in a pair of processes, which access files in different orders. With
+        the same order, the second process would find the caches filled by the first.
 
         ours_on, plain_on : the paths of the process with the library and of the one without
         """

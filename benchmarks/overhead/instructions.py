@@ -1,7 +1,7 @@
 """Counts, with valgrind, the instructions that the library adds to calls outside every source.
 
-Times of a few nanoseconds cannot be measured next to the time of the system call. Instruction
-counts are exact, and the same on every machine with the same compiler.
+The library adds only a few nanoseconds, too few to be measured beside the time of the system call.
+Instruction counts are exact, and the same on every machine with the same compiler.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEW, MANY = 1000, 5000
 
 
 def why_not_counted() -> str | None:
-    """Returns why this cannot be measured here; None if it can."""
+    """Returns why instructions cannot be counted here; None if they can."""
     return None if shutil.which("valgrind") else "valgrind is not installed"
 
 

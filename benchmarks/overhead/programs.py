@@ -23,7 +23,7 @@ ADDR_NO_RANDOMIZE = 0x0040000
 
 REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
-# Compiling a thousand files takes 15 s; this many give the same ratio.
+# Compiling a thousand files takes 15 s; this number of files gives the same ratio.
 COMPILED_FILES = 5
 # Starts in a round. Rounds are short so that other load of the machine affects both variants
 # equally. Programs that take little time get MORE_ROUNDS times as many rounds.
@@ -40,7 +40,7 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 class Program:
     """A program to measure.
 
-    name, what, limit : of the result;  argv : the command;  starts : starts of it in a round
+    name, what, limit : of the result;  argv : the command;  starts : how often a round starts it
     missing : why it cannot run here, None if it can;  environment : additional variables
     together : whether both variants run at the same time, on one core each
     """
@@ -89,7 +89,7 @@ class Command:
 @contextmanager
 def _alike() -> Iterator[list[int]]:
     """Makes programs that are started in the block use the same memory addresses in every run.
-    Yields the cores."""
+    Yields the cores that this process may use."""
     cores = os.sched_getaffinity(0)
     libc = ctypes.CDLL(None)
     before = libc.personality(0xFFFFFFFF)

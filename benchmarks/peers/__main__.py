@@ -2,8 +2,8 @@
 
 Two network namespaces are the nodes, each behind a link of --rate; needs root. The same bytes are
 transferred plainly (sendfile and recv, without storing or checking them) and as a peer's blocks,
-into memory and into a file on tmpfs, with every block's checksum compared. The two alternate, and
-the ratios are those of the pairs.
+into memory and into a file on tmpfs, with every block's checksum compared. Plain transfers and
+transfers of blocks alternate, and each ratio is that of such a pair.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time beyond that of GMAC: for the sender in total, for the receiver beyond plain
-# `recv` [s/GiB].
+# The limit on CPU time beyond that of GMAC [s/GiB]. For the sender it applies to the total, for the
+# receiver to what exceeds the time of plain `recv`.
 OWN_LIMIT = 0.1
 
 
@@ -105,7 +105,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """Transfers other than that of a large file with known checksums."""
+    """Measures transfers other than that of a large file with known checksums."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"

@@ -49,13 +49,13 @@ class FileServer(PeerServer):
         sums: npt.NDArray[np.uint64] | None = None,
         digests: bytes = b"",
     ) -> None:
-        """Shares a whole file through a duplicate of `fd`. Replaces an earlier one with the same
+        """Shares a whole file through a duplicate of `fd`. Replaces an earlier file with the same
         identity. Raises ValueError for a wrong number of sums or digests, and OSError if `fd` is
         not a file.
 
         sums : (blocks,) XXH3-64 of each block
-        digests : the concatenated results of `digest` for each block. If these are missing, they
-            are computed for every answer, as for a file of the source
+        digests : the concatenated results of `digest` for each block. Without them, the server
+            computes a digest for every answer, as it does for a file of the source
         """
         blocks = -(-file.size // block_bytes)
         if sums is not None and sums.shape != (blocks,):
@@ -69,7 +69,10 @@ class FileServer(PeerServer):
         self._share(file, fd, block_bytes, given, digests, is_whole=True)
 
     def digest(self, content: bytes) -> bytes:
-        """Returns the keyed digest of a block's content that peers of this session receive."""
+        """Returns the keyed digest of a block, as peers of this session receive it.
+
+        content : the bytes of the block
+        """
         made = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if lib.monarch_digest_of(self._party.content_key, content, len(content), made):
             raise MemoryError("no memory for a digest")
@@ -100,8 +103,8 @@ class FileServer(PeerServer):
             raise OSError(-error, os.strerror(-error))
 
     def add_block(self, file: FileId, block: int, xxh3: int) -> None:
-        """Adds a block of a file that is being filled, in any order. Raises KeyError if the file is
-        not shared, or has no such block."""
+        """Adds a block of a file that is being filled. The blocks may come in any order. Raises
+        KeyError if the file is not shared, or has no such block."""
         with self._open_table() as table:
             error = lib.monarch_peer_table_block(table, file.source, file.path_hash, block, xxh3)
         if error:

@@ -113,7 +113,8 @@ class Nodes:
         _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
 
     def set_rate(self, node: int, rate: str) -> None:
-        """Changes the rate of a node's link, in both directions. It must have been set before."""
+        """Changes the rate of a node's link, in both directions. The link must already have a
+        rate."""
         bucket = ["tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
         for place, device in ((self._names[node], "eth0"), (self._switch, f"p{node}")):
             _run("tc", "-n", place, "qdisc", "change", "dev", device, "root", *bucket)

@@ -23,7 +23,7 @@ GET = struct_dtype("struct monarch_peer_get")
 class FileId:
     """A file's identity, the same in every node's catalog; nodes never exchange paths.
 
-    source : its number in the configuration
+    source : the number of the file's source in the configuration
     path_hash : the catalog's hash of the relative path and the source;  size [bytes]
     mtime_ns : of the source's file
     """

@@ -1,8 +1,8 @@
 """One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both.
 
 Each end answers a line on its standard input with integers. The sender shares one file, both by
-plain sendfile on a bare connection and as a peer. The receiver fetches it in either way, and
-answers with the wall time and its CPU time [ns].
+plain sendfile on a bare connection and as a peer. The receiver fetches the file in either way, and
+answers with the wall time and the receiver's CPU time [ns].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import connect_link
 
 BLOCK_BYTES = 4 << 20
-# The size of the plain receiver's reads, the same as the client's.
+# The size of the plain receiver's reads: the same as that of Monarch's client (MONARCH_PEER_CHUNK).
 READ_BYTES = 256 << 10
 
 
@@ -84,7 +84,7 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     known = np.array(sums, dtype=np.uint64)
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
-    # For copies of one block only the file's checksum is stored.
+    # If a copy is a single block, only the checksum of the file is stored.
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
     for number in range(small_files):
         server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
@@ -107,7 +107,7 @@ def pages(size: int) -> npt.NDArray[np.uint8]:
 class Getter:
     """Fetches the file in each of the ways that are compared.
 
-    place : the directory for its copy
+    place : the path of the copy
     """
 
     def __init__(self, secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
@@ -118,8 +118,8 @@ class Getter:
         self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
-        """Receives into one reused buffer with recv, which is the minimum work of the link and the
-        kernel."""
+        """Receives into one reused buffer with recv, the least work that the link and the kernel
+        must do for a transfer."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:
@@ -186,7 +186,7 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         before, started = cpu_ns(), time.monotonic_ns()
         ways[way](*map(int, numbers))
         answer(time.monotonic_ns() - started, cpu_ns() - before)
-        # A copy is written to a file without allocated pages.
+        # The next transfer must write to a file without allocated pages, as a fill does.
         os.ftruncate(getter.file, 0)
 
 

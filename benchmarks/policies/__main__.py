@@ -2,15 +2,17 @@
 
 - Loads of an epoch in the steady state, relative to D - C, summed over the nodes: for pinning,
   Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
-- SOLAR Fig. 11: samples that a rank loads, before (LRU on every rank) and after, mean and worst.
-- The order of epochs: cost of the path relative to the assignment bound, time, and its savings in
-  samples and seconds under LRU and under Belady.
-- NoPFS 5.1: share of files without a holder, the gap to the dual bound, seconds, for ImageNet-1k.
+- SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
+  over the ranks, and the worst rank.
+- The order of epochs: the cost of the path relative to the assignment bound, the time to find the
+  path, and the loads that it saves under LRU and under Belady, in samples and in seconds.
+- NoPFS 5.1 for ImageNet-1k: the share of files without a holder, the gap to the dual bound, and the
+  time of the placement.
 - Lobster's Algorithm 1 compared with brute force, and its time.
 - The cost of an access in the caches.
 
---samples sets the size of the dataset. The ratios of sample counts hardly depend on it, except that
-the batch is not scaled with the dataset. Times depend on the machine.
+--samples sets the size of the dataset. Ratios of sample counts hardly depend on this size; they
+change a little, because the batch is not scaled with the dataset. Times depend on the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ SOLAR_EPOCHS = 100
 # The rate that 8 clients get from the reference file system [bytes/s], to convert samples to
 # seconds.
 PFS_BYTES_PER_S = 2870 * 2**20
-# ImageNet-1k as in NoPFS Fig. 3: files, mean bytes, epochs.
+# ImageNet-1k as in NoPFS Fig. 3: number of files, mean size [bytes], number of epochs.
 IMAGENET, IMAGENET_MEAN, IMAGENET_EPOCHS = 1_281_167, 110_000, 90
 MICROSECONDS = 1e6
 
@@ -62,7 +64,8 @@ def steady_loads(samples: int, results: list[Result]) -> None:
         shown: list[tuple[str, str, Policy, float | None]] = [
             ("hash", "pinning", hashed, 1.02),
             ("belady-shared", "Belady", partial(belady, shared=True), 1.02),
-            # A new read costs about 1 ms, in which a node reads ten samples of 194 KB at 2 GB/s.
+            # A separate read costs about 1 ms, as much as reading ten more samples of 194 KB at
+            # 2 GB/s.
             ("solar", "SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
             ("lru-shared", "LRU", partial(lru, shared=True), None),
         ]
@@ -76,7 +79,7 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
     """Reproduces SOLAR Fig. 11, the medium machine: 16 ranks that together hold 0.8 of 321 GB. The
-    paper's data is not available, so as many equal samples as requested are shuffled."""
+    paper's data is not available, so `samples` samples of equal size are shuffled instead."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
@@ -134,8 +137,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures the loads that a policy saves along the path, in samples and in seconds. Changes
-    `row`."""
+    """Measures the loads that a policy saves along the path, in samples and in seconds. Adds both
+    to `row`."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -154,7 +157,7 @@ def _along(job: Job, path: npt.NDArray[np.int64]) -> Callable[[int], npt.NDArray
 
 
 def placement(files: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures NoPFS 5.1 on 16 nodes with 5 % of spare room."""
+    """Measures the placement of NoPFS 5.1 on 16 nodes with 5 % of spare room."""
     rng = np.random.default_rng(1)
     used = np.zeros((NODES, files), dtype=np.uint8)
     for _ in range(IMAGENET_EPOCHS):
@@ -187,8 +190,8 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Algorithm 1: the largest gap relative to the smallest possible one, and the time on
-    8 GPUs."""
+    """Measures Lobster's Algorithm 1: the largest gap between queues relative to the smallest
+    possible gap, and the time for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

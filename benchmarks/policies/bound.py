@@ -39,8 +39,8 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
 def bound(program: Program, prices: Floats) -> float:
     """Returns an upper bound on the value of any placement.  prices : (nodes,), any values >= 0
 
-    With gain g = value - price, a file adds size x (sum of the positive g, or the largest g if none
-    is positive) if it must be held, and size x max(0, largest g) if it is held at most once.
+    With gain g = value - price, a file that must be held adds size x (sum of the positive g, or the
+    largest g if none is positive). A file that is held at most once adds size x max(0, largest g).
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)

@@ -15,7 +15,7 @@ _NEVER = float("-inf")
 
 
 class ClientLog:
-    """Logs when every node began reads from the PFS [s]: of samples, and of prefetches.
+    """Logs the times at which every node began to read samples from the PFS, or to prefetch [s].
 
     Reads of samples are logged in order of time. Prefetches are not, because several threads log
     them.
@@ -67,7 +67,7 @@ class ClientLog:
         return log[-1] >= now or bisect_left(log, now) < len(log)
 
     def _reads_about(self, node: int, now: float) -> bool:
-        """Returns whether a read is logged within the window about `now`."""
+        """Returns whether a read is logged that began at most WINDOW_S before or after `now`."""
         for log in (self.reads[node], self.prefetches[node]):
             at = bisect_left(log, now - WINDOW_S)
             if at < len(log) and log[at] <= now + WINDOW_S:

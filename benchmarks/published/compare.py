@@ -44,9 +44,10 @@ _CLASSES = ("staging", "ram", "ssd")
 class Difference:
     """The difference between a run and its record.
 
-    run : its name;  total, epochs : relative, of the whole time and of the worst epoch
-    shares : absolute, of the worst place;  stall : absolute, of a node's mean wait [s]
-    seconds : the total here, and recorded [s]
+    run : its name;  total, epochs : relative differences of the total time and of the worst epoch
+    shares : absolute difference for the worst place
+    stall : absolute difference of the mean wait of a node [s]
+    seconds : the total time here, and the recorded one [s]
     was_supported : whether the record has a time; if it has none, `is_supported` should not hold
     """
 
@@ -61,8 +62,8 @@ class Difference:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the recorded runs of a file. Runs with the same inputs refer to them by number in the
-    file."""
+    """Returns the recorded runs of a file. The file has each set of inputs once, and a run refers
+    to its inputs by their number."""
     document = json.loads(Path(path).read_text())
     return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
 

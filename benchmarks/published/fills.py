@@ -31,8 +31,11 @@ class CannotRunError(Exception):
 
 
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
-    """Returns (files,) the end of each task of `seconds` [s]. The threads, which are free at
-    `begins`, take the tasks in rotation."""
+    """Returns (files,) the time at which each task ends [s].
+
+    seconds : (files,) the duration of each task;  begins : (threads,) when each thread is free. The
+        threads take the tasks in rotation
+    """
     ends = np.empty(len(seconds), np.float64)
     for thread, begin in enumerate(begins[: len(seconds)]):
         ends[thread :: len(begins)] = np.cumsum([begin, *seconds[thread :: len(begins)]])[1:]
@@ -50,7 +53,8 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns (files,) when `node` has read files from the PFS, with all nodes as clients."""
+    """Returns (files,) the time at which `node` has read each file from the PFS [s], if all nodes
+    read from it at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
     ends = thread_ends(seconds, np.zeros(threads))
@@ -94,7 +98,7 @@ def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills equal shards of a dataset that fits into the memory of all nodes."""
+    """Fills equal shards of a dataset that fits into the memory of all nodes together."""
     _check_memory(inputs)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -105,8 +109,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache with the files that it reads first, as many as a shard has, during
-    training."""
+    """Fills, during training, every node's cache with the files that the node reads first: as many
+    as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]
@@ -125,7 +129,7 @@ def _check_memory(inputs: Inputs) -> None:
 
 
 def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills the disk with as much of equal shards as fits."""
+    """Fills each node's disk with as much of the node's shard as fits."""
     _threads(inputs, DISK)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -136,7 +140,8 @@ def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_staged(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills the disk with shards, then with other nodes' files (parallel data staging)."""
+    """Fills each node's disk with the node's shard, then with files of other shards (parallel data
+    staging)."""
     stalls = fill_shards(inputs, holders, log)
     for node, (first, end) in enumerate(inputs.shards()):
         own = _fitting(inputs, first, end, DISK)

@@ -37,8 +37,9 @@ class ClassPrefetchers:
     def fill(self, node: int) -> None:
         """Places files into each class in turn, until the next file of the order does not fit.
 
-        A thread continues where it stopped: the first requests, at which more files may fit, come
-        long before it has fetched the files placed so far.
+        A thread fetches new files directly after the files placed before. It is never idle in
+        between: the requests after which more files may fit are the first ones, and they come long
+        before the thread has fetched everything placed so far.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):
@@ -108,7 +109,8 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns (files,) when each began: at the end of its thread's previous file."""
+    """Returns (files,) when the fetch of each file began: when its thread had fetched the file
+    before."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
     begins[: len(threads)] = threads[: len(ends)]

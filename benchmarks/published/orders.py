@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Draws integers one by one, the same as numpy's RandomState.randint, ten times as fast.
+    """Draws the same integers as numpy's RandomState.randint, one by one and ten times as fast.
 
     It takes 32 bits of the Mersenne Twister at a time, masks them to the bits that the range needs,
     and rejects values outside the range. A range of one number draws nothing.
@@ -75,7 +75,7 @@ class Stacks:
 
 
 def _batches(inputs: Inputs) -> list[list[tuple[int, int]]]:
-    """Returns, for every batch, the range of every node in its order."""
+    """Returns, for every batch and every node, the batch's range in the order of the node."""
     ranges = [list(pairwise(starts)) for starts in inputs.starts]
     return [list(parts) for parts in zip(*ranges, strict=True)]
 
@@ -102,7 +102,7 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As published: up to the highest number that the node holds at all, exclusive.
+    # As published: numbers are drawn below the highest number of all files that the node holds.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)

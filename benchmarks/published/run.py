@@ -37,7 +37,8 @@ class Policy:
     """The parts of a published policy.
 
     fill : fills caches before training, returns (nodes,) seconds;  order : changes the samples read
-    from_peers, from_pfs : where prefetching into the staging buffer may read, besides own caches
+    from_peers, from_pfs : where prefetching into the staging buffer may read, besides the node's
+        own caches
     is_staged : whether there is such prefetching
     is_perfect : whether every sample is always there
     """
@@ -184,8 +185,8 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """Runs the prefetching that a request triggers: class prefetching, and use of the freed
-        room."""
+        """Runs the prefetching that a request triggers: into the classes, and into the room that
+        the request frees in the staging buffer."""
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
             self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:
@@ -194,8 +195,8 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """Returns when a sample arrives that is not in the staging buffer yet [s]: through the
-        buffer, or fetched directly."""
+        """Returns when a sample that is not yet in the staging buffer arrives [s]. The sample comes
+        through the buffer or is fetched directly, whichever is faster."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]

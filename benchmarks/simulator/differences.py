@@ -1,10 +1,11 @@
 """``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
 Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
-with each behaviour switched off separately and with all of them off. The difference that remains is
-with each behaviour switched off separately and with all of them off. The remaining difference is
-between the models; its two largest causes are removed one after the other. Switches are tried one
-takes about eight minutes on one core, --only stressS3 half a minute.
+with each behaviour switched off separately and with all of them off. The difference that remains
+with all of them off is one between the models; its two largest causes are removed one after the
+other. Only the runs of two sets are simulated with each behaviour off separately. The tables go
+into docs/simulator.md. The benchmark takes about eight minutes on one core, --only stressS3 half a
+minute.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
-    """Measures one recorded run: in their simulator, in ours, and with the switches off."""
+    """Simulates one recorded run in the re-creation, in our simulator, and in the re-creation with
+    the switches off."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}
@@ -68,8 +70,8 @@ def measure(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def single(scenario: Scenario) -> Scenario:
-    """Returns the scenario with one thread for each class, at the rate of all its threads, so that
-    no rate is shared."""
+    """Returns the scenario with one thread for each class, so that no rate is shared. This thread
+    has the rate of all threads of the class together."""
     classes = tuple(replace(each, threads=1) for each in scenario.classes)
     return replace(scenario, classes=classes)
 
@@ -87,8 +89,8 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulates one recorded run with all switches off, in both simulators, and without the
-    differences of the models."""
+    """Simulates one recorded run in both simulators with all switches off: first as recorded, then
+    without one of the models' differences at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
     if policy == "deepio-ordered":

@@ -32,7 +32,7 @@ IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
 # The number of a node's batches that a reduced staging buffer can still hold; a smaller buffer
 # would stop the prefetching.
 BATCHES_STAGED = 4
-# The policies that Lobster and SOLAR are compared with; NoPFS is compared with others.
+# The policies with which Lobster and SOLAR are compared; NoPFS is compared with others.
 CACHING = (
     "perfect",
     "naive",
@@ -63,7 +63,8 @@ class Case:
     """A simulation for a table.
 
     scenario : its name;  group : the table that contains it
-    part : files and capacities are divided by this;  slower : the file system's rates too, by this
+    part : files and capacities are divided by this
+    slower : the file system's rates are divided by this
     epochs : replaces the scenario's own number
     """
 
@@ -192,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns the bytes from the file system in an epoch after the first, relative to the bytes
-    used in it."""
+    """Returns the bytes that come from the file system in an epoch after the first, relative to the
+    bytes that are used in that epoch."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -209,8 +210,8 @@ def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
     """Returns rows of policies. Each case has these columns: seconds of the first epoch and of a
-    later one, the speed-up of later epochs over the first policy, the share of bytes from other
-    nodes, and the bytes from the source relative to the dataset."""
+    later one, the speed-up of later epochs relative to the first policy, the share of bytes from
+    other nodes, and the bytes from the source relative to the dataset."""
     rows = []
     for policy in policies:
         row = [f"`{policy}`"]

@@ -3,9 +3,9 @@ simulator.
 
 Every recorded run is simulated in a process of its own. The benchmark reports the differences of
 totals, epochs, shares and stalls from the record, and the cost of a million accesses in both
-simulators. ``--switches`` also runs each with one behaviour after the other switched off, and with
-all of them off, which shows their effects. All runs take about three minutes on one core; ``--only
-stressS3`` takes seconds.
+simulators. To show the effects of the behaviours, ``--switches`` also simulates every run with one
+behaviour after the other switched off, and with all of them off. All runs take about three minutes
+on one core; ``--only stressS3`` takes seconds.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _refused(one: dict[str, Any]) -> str:
 
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the effect of each behaviour: the changes of the total time and of the share that
-    changes most, when it is off."""
+    """Returns, for each behaviour, the changes of the total time and of the share that changes most
+    when the behaviour is switched off."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}

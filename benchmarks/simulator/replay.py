@@ -56,7 +56,7 @@ class Replay:
         self.calibration = self._calibrate()
 
     def _room(self, share: float) -> int:
-        # A tier's quota counts the file's blocks and its entry.
+        # The blocks and the entry of each file count towards a tier's quota.
         return int(share * (self.sizes.sum() + 8192 * len(self.sizes)))
 
     def _calibrate(self) -> Calibration:

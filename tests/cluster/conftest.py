@@ -1,4 +1,4 @@
-"""Ranks on this machine, each with a configuration and a tier of its own, under a real mpiexec."""
+"""Runs ranks on this machine under a real mpiexec, each with its own configuration and tier."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import lib
 
 MIB = 1 << 20
-# Ends a run of ranks that hangs, sooner than pytest's own limit would [s].
+# The time limit of a run of ranks [s], shorter than pytest's own limit.
 LIMIT_S = 90
 # Runs each rank in an interpreter of its own. Only tests of the processes themselves need this.
 INTERPRETER = [sys.executable, "-m", "monarch_py"]
@@ -47,9 +47,10 @@ def mpiexec() -> str:
 
 
 class Local:
-    """`count` configurations tiers-N.yaml over one source. Leaving the context ends their daemons.
+    """`count` configurations tiers-N.yaml over one source. The daemons that serve them are ended
+    when the context is left.
 
-    settings : which all configurations have
+    settings : keys that all configurations have
     """
 
     def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
@@ -69,7 +70,7 @@ class Local:
         return self.directory / f"tiers-{rank}.yaml"
 
     def configure(self, rank: int, **settings: Any) -> None:
-        """Adds settings to those that the file has."""
+        """Adds settings to the configuration file of a rank."""
         tier = {
             "mount_point": str(self.directory / f"tier{rank}"),
             "max_storage_quota": (rank + 1) * MIB,
@@ -160,8 +161,8 @@ def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_of_killed_ranks() -> Iterator[None]:
-    """Ranks that are killed leave MPICH's segments of shared memory behind. Removes those that no
-    process maps any more."""
+    """Removes the segments of shared memory that no process maps any more. MPICH leaves such
+    segments behind when ranks are killed."""
     yield
     mapped = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):

@@ -1,7 +1,7 @@
 """Forks ranks of `monarch` from a process that has imported MPI and Monarch's modules.
 
 Importing these in a new interpreter takes most of a rank's time. So mpiexec starts rank_stub.py for
-each rank, which lets this server fork the process that runs the command.
+each rank, and the stub lets this server fork the process that runs the command.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any, NoReturn
 from support.forking import MOST_DESCRIPTORS, end_as, enter, fork_function, run_command
 
 STUB = Path(__file__).with_name("rank_stub.py")
-# An environment variable with the time for which ranks wait for each other [s].
+# The environment variable that sets how long ranks wait for each other [s].
 JOIN_LIMIT = "TESTED_JOIN_LIMIT_S"
 LARGEST_REQUEST = 1 << 20
 # The descriptor of the server's listening socket (see `fork_function`).
 LISTENER = 3
 PR_SET_PDEATHSIG = 1
-# Namespaces as /proc names them, with their flags for setns(2). A process that has entered all of
-# them sees the files of the mount namespace.
+# The name of a namespace in /proc -> its flag for setns(2). Once a process has entered the mount
+# namespace, paths lead to the files of that namespace.
 NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000, "mnt": 0x00020000}
 
 
 @cache
 def rank_program() -> list[str]:
-    """Returns the beginning of a command line that runs `monarch` with the words that follow, as
-    `python -m monarch_py` does, in a process that the server forks."""
+    """Returns a command prefix that does the same as `python -m monarch_py`, but in a process that
+    the server forks."""
     directory = TemporaryDirectory(prefix="ranks")
     atexit.register(directory.cleanup)
     path = f"{directory.name}/socket"
@@ -76,8 +76,8 @@ def main() -> None:
 
 
 def _keep(stub: socket.socket) -> None:
-    """Forks the process of a rank and forwards the signals that the stub gets to it. If the stub
-    ends, the process is ended; if the process ends, the stub gets its exit status."""
+    """Forks the process of a rank, and passes on to it the signals that the stub has received. If
+    the stub ends, the process is killed. If the process ends, the stub gets the exit status."""
     data, fds, *_ = socket.recv_fds(stub, LARGEST_REQUEST, MOST_DESCRIPTORS)
     request = marshal.loads(data)
     pid = os.fork()
@@ -112,7 +112,7 @@ def _become(request: Mapping[str, Any], *fds: int) -> NoReturn:
     os.environ.update(environment)
     os.chdir(request["directory"])
     _renumber(own, request["numbers"])
-    # The server's streams may have been files, while these are pipes.
+    # The server's stream objects may have been made for files, but the descriptors are now pipes.
     sys.stdout, sys.stderr = (
         open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115
         for fd in (1, 2)
@@ -126,7 +126,7 @@ def _run_to_its_end(words: Sequence[str]) -> None:
     except SystemExit as ended:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # MPI tells mpiexec in a handler of exit(3) that the rank ends.
+        # A handler of exit(3), installed by MPI, tells mpiexec that the rank ends.
         ctypes.CDLL(None).exit(ended.code)
 
 

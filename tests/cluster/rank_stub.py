@@ -3,8 +3,8 @@
     python -IS rank_stub.py SOCKET WORDS...
 
 The stub sends its environment, descriptors and namespaces to the server, passes signals on, and
-ends as that process does. To start fast, it imports only modules that an interpreter has loaded or
-built in.
+ends as the forked process ends. To start fast, it imports only modules that an interpreter has
+loaded or built in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main() -> None:
     fds = [*numbers, os.pidfd_open(os.getpid())]
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     server.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    # mpiexec notices that the forked process has ended when no process has these open any more.
+    # mpiexec notices that the forked process has ended when no process has these descriptors open
+    # any more, so the stub closes its own.
     for number in numbers[3:]:
         os.close(number)
     for number in PASSED_ON:

@@ -19,8 +19,8 @@ from support.draws import sized
 from support.session import wait_until
 
 VICTIM = 1
-# For tests that do not depend on the daemons that still serve: each rank of a start takes a second
-# of CPU time.
+# The number of daemons in tests in which it does not matter how many still serve. It is small,
+# because each rank of a start takes a second of CPU time.
 FEW = sized(2, 3)
 
 
@@ -62,7 +62,7 @@ def with_one_killed(local: Local) -> Local:
 
 @contextmanager
 def configured(local: Local, *ranks: int, **settings: Any) -> Iterator[None]:
-    """Inside this context, the files of these ranks have these settings on top of their own."""
+    """Inside this context, the configuration files of these ranks have additional settings."""
     before = {local.file(rank): local.file(rank).read_text() for rank in ranks}
     for rank in ranks:
         local.configure(rank, **settings)
@@ -103,7 +103,7 @@ def read_all(local: Local, rank: int, tree: Path) -> int:
 
 
 def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
-    """The daemon gets its old address, which another process holds at first."""
+    """The restarted daemon gets its old address, which another process holds at first."""
     before = {rank: pid_of(local, rank) for rank in (0, 2)}
     session = local.session(local.file(VICTIM))
     last_words = session.log.read_bytes() + b"and why it died\n"
@@ -141,8 +141,8 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
 
 
 def test_it_may_be_in_the_foreground(few: Local) -> None:
-    """`serve` brings a daemon back in the foreground. It waits for this daemon alone, not for those
-    that already served."""
+    """`serve` brings a daemon back in the foreground, and runs until this daemon ends, whatever the
+    daemons do that served before."""
     with subprocess.Popen(
         few.command("serve", "-c", few.template),
         env=few.env(),
@@ -194,8 +194,8 @@ def test_who_keeps_what_has_to_stay(standing: Local) -> None:
 def test_what_all_agreed_on_has_to_stay(
     standing: Local, key: str, value: object, shown: str
 ) -> None:
-    """A restarted daemon must agree with what the running daemons were started with, even if all
-    files now say something else."""
+    """A restarted daemon must have the settings with which the running daemons were started, even
+    if all configuration files have changed since."""
     sources = [{"path": str(source_of(standing)), key: value}]
     with configured(standing, *range(FEW), sources=sources):
         line = refusal(standing)
@@ -203,8 +203,8 @@ def test_what_all_agreed_on_has_to_stay(
 
 
 def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
-    """A daemon that serves only its own node, as one that a job has started there, is named in the
-    refusal."""
+    """The refusal names a daemon that serves only its own node, for example one that a job has
+    started there."""
     assert standing.monarch("start", "-c", standing.file(VICTIM)).returncode == 0
     try:
         line = refusal(standing)

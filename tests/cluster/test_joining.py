@@ -1,4 +1,4 @@
-"""Ranks that never join the others, two starts at the same time, and what is said of a failed
+"""Ranks that never join the others, two starts at the same time, and the messages of a failed
 start."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_a_rank_that_cannot_load_mpi(
 
 
 def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
-    # The other ranks wait for it in MPI, which keeps a core busy: do not let them wait for long.
+    # The other ranks wait for this one in MPI, and each keeps a core busy, so the limit is short.
     done = start_with(local_factory(tree, 3), "true", join_limit_s=0.6)
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
     assert re.match(
@@ -87,8 +87,8 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """The error names the process that holds the address: a daemon of this session that does not
-    answer still holds the session's lock."""
+    """The error says what holds the address. If the lock of the session is held too, this is a
+    daemon of the session that does not answer, and the error gives its process id."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"the daemon there \(process {os.getpid()}\) does not answer; end its process"

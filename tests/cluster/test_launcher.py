@@ -1,4 +1,5 @@
-"""Each rank reads its environment and its network, and the nodes check that they fit together."""
+"""Each rank examines its environment and network, and ranks are refused if they do not fit
+together."""
 
 from __future__ import annotations
 

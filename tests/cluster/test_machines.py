@@ -107,8 +107,8 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
 
 
 def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
-    """All machines read everything, one after the other: a file that one machine keeps comes to the
-    others from there."""
+    """All machines read everything, one after the other. A machine gets the files that another
+    machine keeps from that machine."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     wait_until(
@@ -133,7 +133,7 @@ def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Pa
     started.nodes.set_link(2, up=False)
     nodes = nodes_seen_by(started, 0, config)
     assert [node["why"] for node in nodes] == ["", "", "does not answer"]
-    # From the side of the machine that is cut off, all others do not answer.
+    # From the machine that is cut off, none of the others answers.
     alone = nodes_seen_by(started, 2, config)
     assert [node["why"] for node in alone] == ["does not answer", "does not answer", ""]
     started.nodes.set_link(2, up=True)
@@ -168,7 +168,8 @@ def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Pat
 def test_the_same_address_on_all_machines_is_refused(
     machines: Machines, tmp_path: Path, tree: Path
 ) -> None:
-    """A bridge for containers often has the same address on every node."""
+    """A start is refused if the nodes have the same address, as bridges for containers often
+    have."""
     add_bridge(machines, lambda _: "172.31.0.1")
     config = write(tmp_path, tree, peers={"interface": "bridge"})
     done = together(machines, "start", "-c", config)

@@ -20,9 +20,8 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# How often each further daemon asks for attributes, whatever the size of the dataset: its
-# configuration and the daemon itself look at the root, and at a file to see that the source is the
-# same.
+# The most requests for attributes that a further node causes, whatever the size of the dataset.
+# `start` and the daemon check the root, and compare a file to see that the source is the same.
 LOOKS_OF_A_NODE = 25
 
 
@@ -38,7 +37,7 @@ def fill(backing: Path) -> None:
         (backing / f"d{i}").mkdir()
         for j in range(FILES):
             (backing / f"d{i}" / f"f{j}").write_bytes(bytes(j))
-    # A directory that changed just before it was listed is looked at again by each node: wait.
+    # Each node checks a directory once more if it changed just before it was listed, so wait here.
     made = time.time()
     wait_until(lambda: time.time() > made + 3)
 
@@ -65,7 +64,7 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
     assert local.monarch("stop", "-c", local.file(0)).returncode == 0
     together = counted(local.start, range(NODES))
     assert together["readdir"] <= alone["readdir"]
-    # `start` itself looks at the configuration of each node, as it does for a single node.
+    # `start` checks the configuration of each node, as it does for a single node.
     assert together["getattr"] <= alone["getattr"] + NODES * LOOKS_OF_A_NODE
     assert together["read"] == 0
 
@@ -118,14 +117,14 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
 def test_another_tree_under_the_same_name_is_refused(
     tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
 ) -> None:
-    """On one of the nodes, the whole source or a part of it is another directory."""
+    """A start is refused if the source, or a part of it, is another directory on one node."""
     if os.geteuid() != 0:
         pytest.skip("mounts can be made by root alone")
     other = tmp_path / "other"
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # Keep files in only one directory, so that whichever file is compared is another one.
+    # Only one directory keeps files, so that any file that the nodes compare is a different one.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()

@@ -154,7 +154,7 @@ def test_copies_of_an_earlier_session_are_found_again(
     local.start()
     for rank in range(2):
         wait_until(lambda rank=rank: present(rank))  # type: ignore[misc]
-        # Files that were written just before their fill are looked at once more first.
+        # Files that were written just before their fill are still to be checked once more.
         wait_until(lambda rank=rank: not local.connection(rank).ask("status")["pending"])  # type: ignore[misc]
     assert local.ranks("stop", "-c", local.template).returncode == 0
     local.start()

@@ -1,6 +1,6 @@
-/* Preloaded before the library, to simulate a broken one. The variable FAULT names the one fault
- * that is active. It affects only relative paths and files below FAULT_BELOW, so that the Python
- * interpreter itself keeps working. */
+/* Preloaded before Monarch's library, to simulate a broken library. The variable FAULT names the
+ * active fault. The fault affects only relative paths and files below FAULT_BELOW, so that the
+ * Python interpreter itself keeps working. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -30,8 +30,8 @@ static int below(const char *path) {
     return root && strncmp(path, root, strlen(root)) == 0;
 }
 
-/* Whether the fault affects a path. Every relative path is affected: the tested program uses it in
- * its working directory, which lies below FAULT_BELOW. */
+/* Whether the fault affects a path. Every relative path is affected, because the working directory
+ * of the tested program lies below FAULT_BELOW. */
 static int ours(const char *path) { return path && (path[0] != '/' || below(path)); }
 
 static int is_ours(int fd) {

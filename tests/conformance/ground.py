@@ -1,6 +1,6 @@
 """Two directories in which other projects' programs run: a source that a daemon serves and fills,
-and a directory outside every source. A run without the library in the second one shows what a run
-under the library in the first one must give.
+and a directory outside every source. A run without the library in the second directory shows the
+result that a run under the library in the first directory must have.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.
@@ -90,8 +90,7 @@ class Ground:
         return found
 
     def wait_copies(self) -> None:
-        """Waits until every file of the source has a copy. Fails if a file is left to the
-        source."""
+        """Waits until every file of the source has a copy. Fails if a file does not get one."""
         self.session.wait_scanned()
         try:
             wait_until(lambda: self.files()["present"] == self.files()["files"], what="all copies")
@@ -100,8 +99,8 @@ class Ground:
 
     def load(self, files: int) -> None:
         """Waits until every file has a copy, then restarts the daemon with `files` additional
-        files. The new daemon keeps the copies, and fills the additional files for `files` / 32
-        seconds."""
+        files. The new daemon keeps the copies, and needs `files` / 32 seconds to fill the
+        additional files."""
         if (self.source / "ballast").exists():
             self.unload()
         self.wait_copies()
@@ -127,8 +126,7 @@ class Ground:
 
     def restage(self) -> None:
         """Restarts the daemon, and waits until it has made copies of all files. A restart is
-        necessary because a daemon leaves files that were written during its lifetime to the
-        source."""
+        necessary, because a daemon makes no copies of files that were written while it ran."""
         self.session.stop()
         self.session.start()
         self.wait_copies()

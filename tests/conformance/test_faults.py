@@ -64,8 +64,8 @@ def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
         beside=expected,
         LD_PRELOAD=f"{faults}:{ground.session.preload}",
         FAULT=fault,
-        # The directory above the source has the copies as well: faults.c finds the path of a copy
-        # behind a descriptor of a copy.
+        # The directory above the source contains the copies too. They must be affected as well,
+        # because faults.c finds the path of a copy if a descriptor is one of a copy.
         FAULT_BELOW=str(ground.source.parent),
     )
 

@@ -21,8 +21,7 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "absent": {"prefetch": "none"},
-    # Slow enough that the fills last for most of the operations, and fast enough that they end
-    # before a timeout.
+    # With this bandwidth, the fills last for most of the operations, but end before a timeout.
     "filling": {"source_limits": {"bandwidth": "3MiB"}},
     "present": {},
     "staged": {},

@@ -1,5 +1,5 @@
 """Common programs, run by shell scripts in several steps. Each step runs in ROOT/work, and uses the
-files that the previous step has left.
+files left there by the previous step.
 
 Everything that would differ between two runs (times, names, inode numbers) is set by the script, or
 is not printed.
@@ -18,7 +18,8 @@ for i in $(seq 5); do head -c $((i * 100000)) /dev/zero | tr '\\0' $i > tree/a/b
 ln -s ../a/n1 tree/c/link; ln tree/a/n2 tree/c/hard; : > tree/c/empty; chmod 640 tree/c/empty
 find tree -exec touch -h -d '2014-05-13 16:53:20' {} +
 """
-# Of a timestamp, only the year is printed: it tells an old timestamp from one of the run.
+# Of a timestamp, only the year is printed. It shows whether a timestamp is old or was set during
+# the run.
 LIST = "find {} -printf '%P %y %#m %n %l %TY\\n' | sort; "
 SUMS = "find {} -type f -print0 | sort -z | xargs -0 sha256sum; "
 
@@ -32,8 +33,8 @@ class Tool:
     """A program and the steps of its test.
 
     needs, modules : programs and Python modules that must be installed
-    leave_out : ends of names of files whose content is not compared, because it depends on times,
-        inode numbers or the order of events
+    leave_out : suffixes of names. The content of files with such a name is not compared, because it
+        depends on times, inode numbers or the order of events
     """
 
     needs: tuple[str, ...]
@@ -100,8 +101,8 @@ TOOLS = {
             "q 'pragma journal_mode=wal' 'update t set x=x||i where i%3=0' 'select max(i) from t'",
             SQLITE + "q -readonly 'select sum(length(x)) from t'; q 'pragma journal_mode' "
             "'delete from t where i%7=0' 'pragma wal_checkpoint(full)' 'pragma integrity_check'",
-            # Writers and readers run at the same time. Each gets the lock in the end, and no row is
-            # lost.
+            # Writers and readers run at the same time. Each of them eventually gets the lock, and
+            # no row is lost.
             SQLITE + "for w in 1 2 3; do (for i in $(seq 12); do "
             "q '.timeout 60000' \"insert into t(x) values('$w $i')\"; done) & "
             "(for i in $(seq 12); do q '.timeout 60000' 'pragma quick_check'; done) & done; wait; "

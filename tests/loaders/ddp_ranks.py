@@ -1,8 +1,9 @@
-"""Compares a training under DDP on four gloo ranks to one on whole global batches.
+"""Compares a training under DDP on four gloo ranks with a training on whole global batches.
 
-For each way to deal samples, it prints the largest difference between the gradients of the two: its
-norm relative to the norm of the gradients, and its largest element relative to their largest
-element. It also prints the results of further checks of samplers on several ranks.
+For each way to deal samples, the program prints the largest difference between the gradients of the
+two trainings: the norm of the difference relative to that of the gradients, and the largest element
+of the difference relative to that of the gradients. The program also prints the results of further
+checks of samplers on several ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
 
 def sampler_of(way: str, files: Any) -> ScheduledSampler:
-    # With "empty", every sample has a holder: samples without one are dealt evenly to all ranks, so
-    # no batch would be empty.
+    # With "empty", every sample must have a holder. Samples without a holder would be dealt evenly
+    # to all ranks, so no batch would be empty.
     where: dict[str, Any] = {"ranks_per_node": 1, "quota": LENGTH if way == "empty" else 700}
     if way in ("equal", "uneven"):
         made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)
@@ -131,8 +132,8 @@ def disagree(rank: int) -> int:
 
 
 def ask(folder: Path) -> tuple[int, int]:
-    """Returns how often this rank calls stat on files, and 1 if its error names a missing file,
-    otherwise 0."""
+    """Returns how often this rank calls stat on files, and 1 if the error that the rank raises
+    names a missing file, otherwise 0."""
     paths = [folder / f"{number}" for number in range(FILES)]
     asked, stat = [], os.stat
 
@@ -175,8 +176,8 @@ def main() -> None:
     files.mkdir(exist_ok=True)
     for number in range(FILES):
         (files / f"{number}").write_bytes(bytes(number))
-    # The ranks are forked, so that torch is imported once. The first optimizer that is made imports
-    # half of torch.
+    # The ranks are forked, so that torch is imported once. The first optimizer imports half of
+    # torch, so this process creates one before it forks.
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
     context = multiprocessing.get_context("fork")
     results = context.Queue()

@@ -56,8 +56,8 @@ class Turned(Rows):
 
 
 class Now(Rows):
-    """Rows of which the first one that is read is unchanged, and all later ones are doubled, as a
-    random augmentation might do."""
+    """Rows that change like those of a random augmentation: the first row that is read is
+    unchanged, and all later ones are doubled."""
 
     drawn = 0
 
@@ -158,7 +158,7 @@ KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 
 
 class Waiting(Labelled):
-    """Reading a sample sleeps, as if it waited for a source."""
+    """A dataset that sleeps when a sample is read, as if it waited for a source."""
 
     def __init__(self, length: int, seconds: float) -> None:
         super().__init__(length)

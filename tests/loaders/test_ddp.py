@@ -14,8 +14,8 @@ PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
 # The sizes of the smallest and the largest batch of a rank, by the way to deal samples.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# The short form of the test: its number of steps, which include empty batches, and the way that it
-# leaves out. `uneven` runs the same code.
+# The short form of the test has this number of steps, which include empty batches. It leaves out
+# the way `equal`, because `uneven` runs the same code.
 SHORT, LEFT_OUT = 8, "equal"
 
 
@@ -33,12 +33,12 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     # Each of two nodes holds 80 of the 200 samples. The ranks read the other 40, and the few held
-    # samples that are dealt to another node than their holder.
+    # samples that are dealt to the node that does not hold them.
     assert 40 <= told.pop("share") <= 80
     # One rank's quota counts for all, and the two ranks with the other quota are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
-    # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise its error.
+    # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.
     assert (told.pop("asked"), told.pop("missing")) == (50, 4)
     assert list(told) == ways
     for way, found in told.items():

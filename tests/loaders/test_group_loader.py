@@ -54,8 +54,8 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """Yields a loader that is closed at the end of the context. Unless `options` has `epochs`, the
-    loader does not warn of more epochs than samples in a group."""
+    """Yields a loader that is closed at the end of the context. Unless `options` contains `epochs`,
+    the loader does not warn that there are more epochs than samples in a group."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -549,7 +549,8 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# The short form tries only "fork": only a forked process inherits what could be left behind.
+# The short form tries only "fork", because only a forked process inherits descriptors of its
+# parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)
@@ -562,7 +563,7 @@ def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -
         reader = psutil.Process(here.recv())
         assert reader.ppid() == training.pid
         mapped = Path(f"/proc/{reader.pid}/maps").read_text()
-        # The kernel frees a memfd, which has no name, with the last process that has it.
+        # A memfd has no name, and the kernel frees it when the last process that uses it ends.
         assert "/memfd:monarch-ring" in mapped and "/dev/shm/" not in mapped
         training.kill()
         training.join(ERROR_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Packs: the tar and its index that `monarch pack` makes, and the dataset of its members."""
+"""`monarch pack` writes a tar and the tar's index, and PackDataset reads the tar's members."""
 
 from __future__ import annotations
 
@@ -230,8 +230,8 @@ def foreign(root: Path, pack: Path, *words: str) -> None:
 
 
 def test_the_index_of_a_tar_of_whole_seconds(root: Path, tmp_path: Path) -> None:
-    """The index of a tar whose names begin with ./ and whose times are whole seconds leaves out the
-    files that are missing, or whose size or second has changed."""
+    """If the names in a tar begin with ./ and its times are whole seconds, the index leaves out the
+    files that are missing, and those whose size or time in seconds has changed."""
     pack = tmp_path / "train.tar"
     foreign(root, pack, "--format=gnu")
     changed = ["a/0", "a/1", "b/deep/er/2"]

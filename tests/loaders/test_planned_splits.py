@@ -1,4 +1,4 @@
-"""Ranks and daemons follow a plan alike if its samples are dealt by holders or in groups."""
+"""Ranks and daemons follow the same plan, whether its samples are dealt by holders or in groups."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_daemons_keep_files_where_the_plan_deals_them(
     holders = plan.parts[0].loader.holders
     assert holders is not None
     index = plan.datasets[0]
-    # These hashes would lead to other holders than those from which the plan was made.
+    # These hashes would give other holders than the hashes from which the plan was made.
     names = [f"other/{number:03}".encode() for number in range(FILES)]
     hashes = [int(lib.monarch_path_hash(1, name, len(name))) for name in names]
     catalog: Any = Catalog(list(zip(hashes, index.sizes.tolist(), strict=True)), list(range(FILES)))

@@ -58,7 +58,8 @@ def test_the_same_bytes_cold_and_from_copies(
     with session_factory(source) as session:
         session.start()
         said = []
-        # A spawned process must read the same bytes as a forked one, and only one run starts one.
+        # A spawned process must read the same bytes as a forked one. One run with a spawned process
+        # is enough for this.
         for preload, more in ((False, []), (True, []), (True, ["spawn"])):
             done = session.run(["python", script, source, "fork", *more], preload=preload)
             assert (done.returncode, done.stderr) == (0, "")

@@ -49,7 +49,7 @@ LIMIT_S = 5.0
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the context takes longer."""
+    """Raises TimeoutError if the context takes longer than `seconds`."""
 
     def late(*_: Any) -> None:
         raise TimeoutError
@@ -137,7 +137,7 @@ def test_rows_of_one_form_are_one_tensor_over_the_ring(
         places.add(batch.data_ptr())
     slots = 2 * max(1, workers) + 1
     assert len(places) <= slots
-    # The rows of an empty batch have the same shape.
+    # An empty batch keeps the shape of a row.
     (empty,) = make(dataset, workers=workers, batch_sampler=[[]])
     assert tuple(empty.shape) == (0, 2, 6)
     records = Records(tmp_path / "records", [1, 2])
@@ -311,7 +311,8 @@ if __name__ == "__main__":
 """
 
 
-# The short form tries only "fork": only a forked process inherits what could be left behind.
+# The short form tries only "fork", because only a forked process inherits descriptors of its
+# parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str) -> None:
     program = tmp_path / "training.py"
@@ -347,8 +348,8 @@ def test_workers_end_with_their_loader() -> None:
 
 
 class Counting(list[list[int]]):
-    """A batch sampler whose state must not be used: it would count batches that were handed out
-    but not delivered to the training."""
+    """A batch sampler whose state must not be used: the state would count batches that the sampler
+    has yielded, although the loader has not delivered them to the training."""
 
     def state_dict(self) -> dict[str, Any]:
         raise AssertionError("its state is of no use")
@@ -437,8 +438,8 @@ def with_names(samples: list[int]) -> Any:
 def test_batches_larger_than_a_pipe_do_not_block_each_other(
     make: Callable[..., StagedLoader],
 ) -> None:
-    """Neither tasks nor answers block the loader and its worker if they are larger than what a pipe
-    takes, which is some 200 KB."""
+    """The loader and its worker do not block each other, although tasks and answers are larger than
+    a pipe's capacity of some 200 KB."""
     batch = np.random.RandomState(1).randint(1 << 40, size=40_000).tolist()
     loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
     for names, numbers in loader:

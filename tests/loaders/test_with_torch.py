@@ -68,8 +68,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# The sampler is in the training's process, and workers get samples' numbers from there, whatever
-# their start method is. So the short form leaves out "spawn".
+# The sampler runs in the training's process, which sends the numbers of samples to the workers,
+# whatever their start method is. So the short form leaves out "spawn".
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )

@@ -1,5 +1,6 @@
-/* Calls all of csrc/plan at the sizes at which its code takes other paths, for the sanitizers.
- * Exits with 0 if orders are permutations, counts add up and units out of range are refused. */
+/* Calls all of csrc/plan under sanitizers, with sizes that exercise the different paths of the
+ * code. Exits with 0 if orders are permutations, counts add up and units out of range are refused.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -134,8 +134,8 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
 def test_bytes_by_source_by_hand() -> None:
     """Two nodes read four files of 1, 10, 100 and 1000 bytes.
 
-    Node 0 reads 0 1, 2 1, 0 2 and node 1 reads 2 3, 0 3, 1 3. Node 0 holds 0, 1 and 2, because of
-    nodes that use a file equally often the first one to use it holds it."""
+    Node 0 reads 0 1, 2 1, 0 2 and node 1 reads 2 3, 0 3, 1 3. If nodes use a file equally often,
+    the node that uses it first holds it, so node 0 holds 0, 1 and 2."""
     rows = np.array([[0, 2, 1, 3], [2, 0, 1, 3], [0, 1, 2, 3]])
     part = PlanPart("training", 0, Loader(Listed(4, rows), 2, 1))
     plan = Plan((Index.of("files", "/d", list("abcd"), [1, 10, 100, 1000]),), (part,), 3, 2)

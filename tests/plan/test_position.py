@@ -75,7 +75,7 @@ def test_a_right_plan_is_never_lost(
 
     `told` : the plan has the number of workers. `strays` : the probability that another program
     reads a file of the dataset. `unseen` : the probability that a read is not seen. `most` : the
-    largest number of accesses in a turn"""
+    largest number of accesses that the estimator gets at a time"""
     rng, samples = random.Random(seed), samples * ranks
     real = timeline_of(samples, ranks, workers=workers, prefetch_factor=factor)
     plan = real if told else timeline_of(samples, ranks)
@@ -107,7 +107,7 @@ def test_a_right_plan_is_never_lost(
 def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
     """Continues where the last accesses lie close together, as the daemon does.
 
-    Returns the number of the run in which that is, or None."""
+    Returns the number of the run that contains this place; None if there is no such place."""
     found = [locate(run, follower.recent) for run in runs]
     best = max(range(len(runs)), key=lambda number: found[number][0])
     if not found[best][0]:
@@ -178,7 +178,8 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
 def test_the_next_run_is_known_late() -> None:
     """When the next run becomes known late, its accesses no longer count as misfits.
 
-    Reads by other programs still count, and there are no more of them than before."""
+    Reads by other programs still count, so the number of misfits falls to about what it was before
+    the accesses of the next run."""
     samples, ranks, rng = 8000, 8, random.Random(4)
     runs = runs_of(timeline_of(samples, ranks, workers=2))
     follower = PositionEstimator(runs[0], ranks=ranks)
@@ -262,7 +263,9 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """The accesses lie in a part p of all units by chance with the probability p ** SEARCHED."""
+    """Accesses that lie close together give a place only if this is hardly due to chance.
+
+    With the probability p ** SEARCHED, the accesses lie in a part p of all units by chance."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

@@ -36,7 +36,8 @@ def generator(seed: int) -> Any:
 
 
 def same(sampler: Sampler, theirs: Any, n_epochs: int) -> None:
-    """Asserts that all epochs are equal, both in sequence and when each is computed alone."""
+    """Asserts that all epochs are those of torch's sampler, both if they are computed in sequence
+    and if each is computed alone."""
     for number, ours in zip(range(n_epochs), sampler.epochs(), strict=False):
         expected = list(theirs)
         assert ours.tolist() == expected

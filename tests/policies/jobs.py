@@ -68,13 +68,13 @@ def shuffled(
     sizes: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Job:
-    """Returns a job in which each epoch is a new permutation, dealt to the nodes in turn.
+    """Returns a job in which each epoch is a new permutation, dealt round-robin to the nodes.
 
     Files at the end of an epoch that do not fill a step are dropped."""
     nodes = machine.nodes
     steps = files // (nodes * batch)
 
-    # A node with fewer ranks than the largest one fills only its part of the batch.
+    # A node with fewer ranks than the node with the most ranks fills only its part of the batch.
     own = batch * machine.ranks // machine.ranks.max()
 
     def orders(epoch: int) -> npt.NDArray[Any]:

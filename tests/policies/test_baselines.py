@@ -26,8 +26,8 @@ ORDERS = [
 def test_nothing_is_kept_by_the_first_three() -> None:
     """The perfect, naive and staging-buffer policies keep no copies.
 
-    They differ in which accesses wait for the file system: none, all, or those for which the
-    staging buffer is filled too late."""
+    They differ in which accesses wait for the file system: none, all, or those whose files reach
+    the staging buffer too late."""
     job = written(ORDERS, cluster([[6], [6]]))
     decisions = [policy(job) for policy in (perfect, naive, staging_buffer)]
     assert [len(each.copies.file) for each in decisions] == [0, 0, 0]

@@ -142,8 +142,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int, seed: int) -> None:
     """With equal sizes on one node, each epoch from the second on loads exactly D - C files.
 
-    D is the number of files of the dataset and C the room of the cache. No cache loads less; LRU
-    is an example."""
+    D is the number of files of the dataset and C the room of the cache. No cache loads less; the
+    test compares with LRU."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))
@@ -154,7 +154,8 @@ def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int,
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(2, 4), st.floats(0.1, 0.9), st.integers(2, 5), st.integers(0, 2**32))
 def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: int) -> None:
-    """When each of several nodes caches for itself, none has more hits with pinning or with LRU."""
+    """If each of several nodes caches for itself, no node has more hits with pinning or LRU than
+    with Belady."""
     job = shuffled(60, cluster([[int(part * 60)]] * nodes), epochs=epochs, batch=2, seed=seed)
     best, recent = belady(job), lru(job)
     pinned = first_fit(job).copies
@@ -175,7 +176,8 @@ def test_so_it_does_on_every_node(nodes: int, part: float, epochs: int, seed: in
 @settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 8), st.integers(0, 8))
 def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) -> None:
-    """For files of one size, two classes together hit as often as one class of their total room."""
+    """For files of one size, two LRU classes have the same hits as one class with the room of
+    both."""
     two = LeastRecent(np.array([0, fast, slow])).run(files, [1] * len(files))
     one = LeastRecent(np.array([0, fast + slow])).run(files, [1] * len(files))
     assert [bool(level) for level in two.found] == [bool(level) for level in one.found]
@@ -206,7 +208,7 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
     ]
     room = np.array([0, fast, slow])
     farthest = FarthestUse(room, list(range(1, 11)))
-    # LRU runs accesses to one class in another way than accesses to several.
+    # LeastRecent has separate code for a single class.
     recent, single = LeastRecent(room), LeastRecent(room[:2])
     for at, file in enumerate(files):
         farthest.run([file], [after[at]], [at])
@@ -220,7 +222,7 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
-    """3 nodes with room for 100 of 600 files each: sharing nodes load D - C = 300 in all.
+    """Of 3 nodes, each with room for 100 of 600 files, sharing nodes load D - C = 300 in all.
 
     Nodes that cache for themselves load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)
@@ -251,7 +253,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # Each evicted file was used later than some file that took its place.
+        # The next use of each evicted file is later than that of some file that comes in.
         assert held_use[goes].min() > coming_use[stays].min()
 
 

@@ -49,7 +49,8 @@ def test_a_model_of_nothing_is_refused(x: list[int], y: list[int], pieces: int) 
 
 
 def test_what_queues_load() -> None:
-    """Two GPUs read batches of six files from local (0), remote (1) or the file system (2)."""
+    """Two GPUs read batches of six files: from their node (0), another node (1) or the file system
+    (2)."""
     sizes = np.array([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
     source = np.array([[0, 0, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]], dtype=np.int8)
     amount = queue_bytes(sizes, source, 3)
@@ -91,7 +92,7 @@ def test_every_queue_needs_a_thread() -> None:
 def test_sharing_is_as_even_as_brute_force(
     queues: int, extra: int, falling: bool, seed: int
 ) -> None:
-    """For any times, the gap between the first and the last queue is the least that is possible.
+    """For any times, the gap between the queues that end first and last is as small as possible.
 
     The shares may not add up to more than the number of threads."""
     rng = np.random.default_rng(seed)

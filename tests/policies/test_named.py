@@ -1,4 +1,4 @@
-"""Every named policy makes possible decisions, and no two policies make the same ones."""
+"""Every named policy makes valid decisions, and no two policies make the same decisions."""
 
 from __future__ import annotations
 

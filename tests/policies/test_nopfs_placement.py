@@ -206,8 +206,9 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
 def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     """Monarch's plan places copies as NoPFS does, and the owner of a file reads it for all nodes.
 
-    In two epochs node 0 uses files 0 and 1 twice, and node 1 uses 2 and 3 twice: each node owns its
-    two. Files 4 and 5 are used once by each node; both nodes hold them, but only one owns each."""
+    In two epochs node 0 uses files 0 and 1 twice, so it owns them. Node 1 uses 2 and 3 twice, and
+    owns these. Files 4 and 5 are used once by each node; both nodes hold both files, but each file
+    has only one owner."""
     orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
     job = written(orders, cluster([[4], [4]]))
     ours, theirs = planned(job), nopfs(job)
@@ -223,7 +224,7 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
 
 
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
-    """Node 0 fetches the files that only node 1 uses in time for node 1.
+    """Files that only node 1 uses are fetched by node 0 in time for node 1.
 
     Node 1 has no room, so node 0 owns all files and fetches them by the first use on either
     node."""
@@ -273,7 +274,7 @@ class Rows(list[npt.NDArray[np.uint16]]):
 
 @pytest.mark.parametrize("files", cases([5_000, 20_000], short=[5_000]))
 def test_it_goes_by_rows(files: int) -> None:
-    """For any number of files, the row of a node is read less than thirty times.
+    """For any number of files, the row of a node is read fewer than thirty times.
 
     A row can therefore be computed whenever it is read, and the placement does not iterate over
     files."""
@@ -311,7 +312,8 @@ def test_every_processor_comes_to_the_same_owners() -> None:
     """Placement gives the same owners on every type of processor.
 
     Each node computes the owners by itself, and nodes may have different processors. NumPy and its
-    BLAS select instructions by processor; the variables make them assume an older one."""
+    BLAS select instructions by processor; the environment variables OLD_PROCESSOR make them assume
+    an older processor."""
     digests = []
     for variables in ({}, OLD_PROCESSOR):
         command = [sys.executable, "-W", "ignore", "-c", OWNERS]

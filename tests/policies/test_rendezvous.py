@@ -24,7 +24,8 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The share of a node has a binomial distribution: it is within five standard deviations."""
+    """The share of each node is within five standard deviations of the mean of its binomial
+    distribution."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
     spread = np.sqrt(FILES * share * (1 - share))
@@ -40,7 +41,7 @@ def test_neighbours_lie_on_nodes_of_their_own() -> None:
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
     """If node 3 of 4 leaves, its files spread over the others, whose own files stay.
 
-    By symmetry, only files of a node that joins move to it."""
+    By symmetry, if a node joins, the only files that move are those that it gets."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
     before = owners(keys, sizes, np.full(4, PLENTY))
     after = owners(keys, sizes, np.array([PLENTY] * 3 + [0]))
@@ -51,7 +52,8 @@ def test_only_files_of_the_node_that_goes_change_hands() -> None:
 def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
     """Node 0 has room for 100 of its files, and keeps those with the smallest keys.
 
-    Each of its other files goes to node 1 or 2, whichever comes first in the file's list."""
+    Each of its other files goes to node 1 or 2, whichever comes first in the file's list of nodes.
+    """
     keys, quotas = file_keys(3000), np.array([1000, 5000, 5000])
     table = scores(keys, quotas.astype(float))
     wanted = table.argmin(axis=1)
@@ -107,7 +109,7 @@ def test_many_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (owner != PFS).all()
-    assert peak < 240 << 20  # the table of all scores: 320 MB, or 800 MB
+    assert peak < 240 << 20  # a table of all scores would have 320 MB, or 800 MB with --long
 
 
 def test_files_that_fit_nowhere_cost_no_rounds() -> None:

@@ -174,9 +174,9 @@ def test_two_epochs_by_hand() -> None:
 
     The first epoch loads everything. Its first step loads 0 1 2 on node 0 and 3 4 5 on node 1 (runs
     of neighbours), and its second step loads 6 7 8 and 9 10 11. The second epoch starts with the
-    samples of that second step. They are used sooner, so node 0 has by then replaced 0 1 2 by 6 7
-    8, and node 1 has 9 10 11. These are read locally, and the other six are loaded, three on each
-    node."""
+    samples of that second step. These are used sooner than those of the first step, so node 0 has
+    by then replaced 0 1 2 by 6 7 8, and node 1 has 9 10 11. All six are read locally, and the other
+    six are loaded, three on each node."""
     first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
     job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
     decision = Solar(cap=1.0)(job)
@@ -222,8 +222,8 @@ def test_what_is_read_in_vain_is_counted() -> None:
     redundant = decision.served(0, order_of(job, decision, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
-    # One sixth of the three samples of a step allows no redundant sample in the first step, one in
-    # the second, and none in the third.
+    # One sixth of the samples may be redundant: half a sample for a step of three samples. So the
+    # first step may read none, the second one, and the third none.
     frugal = Solar(chunk=12, gap=1, vain=1 / 6)(job)
     assert frugal.served is not None
     redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
@@ -250,7 +250,7 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
-    """A sample counts as read from where it was at that moment, even if the step evicts it later.
+    """A sample counts as read from where it was when it was used, even if its step evicts it later.
 
     File 0 occurs twice in a step, and the load of file 1 evicts it in between."""
     buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))

@@ -3,10 +3,11 @@
  *     readers NAME[,NAME...] DATASET      run these readers, in this order
  *     readers --list                      the names of all readers
  *
- * Between two readers, it writes the line `next` and waits for a line on standard input. It prints
- * a line for each file and each way of reading: the reader, the relative path, the way, and the
- * size and digest of the bytes or the file's attributes. The output depends only on the dataset. If
- * a call fails that must not fail, the exit status is 1 and the reason is on standard error.
+ * Between two readers, the program writes the line `next` and waits for a line on standard input.
+ * It prints a line for each file and each way of reading: the reader, the relative path, the way,
+ * and the size and digest of the bytes or the file's attributes. The output depends only on the
+ * dataset. If a call that must succeed fails, the exit status is 1 and the reason is on standard
+ * error.
  */
 #include "readers.h"
 
@@ -58,7 +59,8 @@ int checked(int fd, const struct file *file) {
 }
 
 /* The digest is a polynomial of all bytes, so it does not depend on how the bytes are split into
- * calls. Each step depends on the previous one, so a step takes eight bytes, which is faster. */
+ * calls. Steps cannot overlap, because each depends on the previous one; to be faster, a step
+ * therefore takes eight bytes. */
 uint64_t digest(uint64_t sum, const void *data, size_t size) {
     const unsigned char *byte = data;
     const uint64_t base = UINT64_C(0x100000001b3);
@@ -185,7 +187,7 @@ static int run_named(char *names) {
         }
         if (is_later) {
             puts("next");
-            /* A buffered stream could take the line for the next turn as well. */
+            /* A buffered stream could also take the line that is meant for the next reader. */
             if (read(0, &line, 1) != 1)
                 die("standard input");
         }

@@ -3,7 +3,7 @@
     python readers.py NAME[,NAME...] DATASET     run these readers, in this order, in one process
     python readers.py --list                     the names of all readers
 
-Between two readers, it writes the line `next` and waits for a line on standard input.
+Between two readers, the program writes the line `next` and waits for a line on standard input.
 
 The output depends only on the dataset. The tests compare the output of a run under the library
 with that of a run without it.
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     for turn, name in enumerate(names):
         if turn:
             print("next", flush=True)
-            # A longer read could take the line for the next turn as well.
+            # A longer read could also take the line that is meant for the next reader.
             os.read(0, 1)
         READERS[name](root, Transcript(name, root))
     return 0

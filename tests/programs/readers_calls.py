@@ -16,12 +16,12 @@ from pathlib import Path
 from reader_kit import Transcript, digest, files_of, mixed_files, reader, regular_files
 
 CHUNK = 100_003  # a prime, so that no read begins or ends at a block's edge [bytes]
-ALIGNMENT = 4096  # what O_DIRECT asks of addresses, offsets and lengths [bytes]
+ALIGNMENT = 4096  # that O_DIRECT requires of addresses, offsets and lengths [bytes]
 
 
 @reader
 def open_read(root: Path, out: Transcript) -> None:
-    """open().read() of every file, as data loaders do it."""
+    """Reads every file with open().read(), as data loaders do."""
     for path in regular_files(root):
         with open(path, "rb") as file:
             out.data(path, file.read())
@@ -73,20 +73,20 @@ def _with_descriptor(paths: list[Path], out: Transcript, read: Callable[[int], b
 
 @reader
 def os_readv(root: Path, out: Transcript) -> None:
-    """readv into several buffers, one of them empty."""
+    """Reads with readv into several buffers, one of which is empty."""
     _with_descriptor(mixed_files(root), out, _readv)
 
 
 @reader
 def os_preadv(root: Path, out: Transcript) -> None:
-    """preadv with explicit offsets, which must not move the descriptor's own offset."""
+    """Reads with preadv at explicit offsets, which must not move the descriptor's own offset."""
     _with_descriptor(mixed_files(root), out, lambda descriptor: _preadv(descriptor, 0))
 
 
 @reader
 def os_pread_threads(root: Path, out: Transcript) -> None:
-    """pread by eight threads on one descriptor, of pieces in mixed order. The last piece begins at
-    the end of the file or beyond."""
+    """Eight threads read pieces of a file with pread, in mixed order and from one descriptor. The
+    last piece begins at the end of the file or beyond."""
     with ThreadPoolExecutor(8) as pool:
         for path in mixed_files(root):
             descriptor = os.open(path, os.O_RDONLY)
@@ -103,7 +103,8 @@ def os_pread_threads(root: Path, out: Transcript) -> None:
 
 @reader
 def read_seek(root: Path, out: Transcript) -> None:
-    """Unbuffered read with SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA and beyond the end."""
+    """Reads without a buffer after SEEK_SET, SEEK_CUR, SEEK_END and SEEK_DATA, also beyond the
+    end."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             head = file.read(13)
@@ -121,8 +122,8 @@ def read_seek(root: Path, out: Transcript) -> None:
 
 
 def _shared_read(first: int) -> tuple[list[int], bytes]:
-    """Reads by turns through `first` and two duplicates of it, which share one offset. Returns the
-    offsets and the bytes."""
+    """Reads alternately through `first` and two duplicates of it; all three share one offset.
+    Returns the offsets and the bytes."""
     copies = [first, os.dup(first), fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 100)]
     places: list[int] = []
     parts: list[bytes] = []
@@ -138,7 +139,8 @@ def _shared_read(first: int) -> tuple[list[int], bytes]:
 
 @reader
 def dup_shared_offset(root: Path, out: Transcript) -> None:
-    """Descriptors that share an offset, by dup, F_DUPFD, dup2, and by a file object's fdopen."""
+    """Reads through descriptors that share an offset: those made by dup, F_DUPFD and dup2, and the
+    one of a file object made by fdopen."""
     for path in mixed_files(root):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -168,7 +170,7 @@ def proc_fd_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def py_mmap(root: Path, out: Transcript) -> None:
-    """Shared and private mappings, used after the file is closed. Writes to a private mapping must
+    """Reads shared and private mappings after the file was closed. Writes to a private mapping must
     not change the file."""
     for path in mixed_files(root):
         with open(path, "rb") as file:
@@ -191,7 +193,7 @@ def py_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def mmap_offset(root: Path, out: Transcript) -> None:
-    """Parts of a file, mapped at multiples of the page size."""
+    """Maps parts of a file at multiples of the page size."""
     for path in files_of(root, "edge/block*", "tfrecord/*", "raw/*"):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -215,8 +217,8 @@ def _read_direct(descriptor: int) -> bytes:
 
 @reader
 def odirect(root: Path, out: Transcript) -> None:
-    """O_DIRECT with an aligned buffer. If the file system refuses O_DIRECT, the reader opens the
-    file without it, as programs do."""
+    """Reads with O_DIRECT into an aligned buffer. If the file system refuses O_DIRECT, the reader
+    opens the file without this flag, as programs do."""
     for path in mixed_files(root):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -278,19 +280,19 @@ def _copies(root: Path, out: Transcript, copy: Callable[[int, int], None]) -> No
 
 @reader
 def sendfile_copy(root: Path, out: Transcript) -> None:
-    """os.sendfile into a file outside the dataset."""
+    """Copies with os.sendfile into a file outside the dataset."""
     _copies(root, out, _copy_by_sendfile)
 
 
 @reader
 def copy_file_range(root: Path, out: Transcript) -> None:
-    """os.copy_file_range into a file outside the dataset."""
+    """Copies with os.copy_file_range into a file outside the dataset."""
     _copies(root, out, _copy_by_range)
 
 
 @reader
 def shutil_copyfile(root: Path, out: Transcript) -> None:
-    """shutil.copyfile and shutil.copy2, which also copies mode and times."""
+    """Copies with shutil.copyfile, and with shutil.copy2, which also copies mode and times."""
     with tempfile.TemporaryDirectory() as folder:
         for number, path in enumerate(mixed_files(root)):
             target = Path(folder) / str(number)
@@ -303,7 +305,7 @@ def shutil_copyfile(root: Path, out: Transcript) -> None:
 
 @reader
 def shutil_copytree(root: Path, out: Transcript) -> None:
-    """shutil.copytree of the dataset, which follows symbolic links."""
+    """Copies the dataset with shutil.copytree, which follows symbolic links."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "tree"
         shutil.copytree(root, target)

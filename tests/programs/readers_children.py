@@ -60,8 +60,8 @@ def _in_fork(work: Callable[[], str]) -> str:
 
 @reader
 def inherited_fd(root: Path, out: Transcript) -> None:
-    """An exec'd child reads two descriptors of each file: one untouched, one that the parent began
-    to read."""
+    """An exec'd child reads two descriptors of each file. The parent has begun to read one of them,
+    and has not used the other."""
     paths = mixed_files(root)
     pairs = [(os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)) for path in paths]
     numbers = [number for pair in pairs for number in pair]
@@ -76,7 +76,7 @@ def inherited_fd(root: Path, out: Transcript) -> None:
         seen = [json.loads(line) for line in child.stdout.splitlines()]
         for turn, (path, pair, head) in enumerate(zip(paths, pairs, heads, strict=True)):
             out.data(path, head, child=seen[2 * turn : 2 * turn + 2])
-            # The child's reads moved the offset that both share.
+            # The child's reads have moved the offsets, which parent and child share.
             out.line(path, places=[os.lseek(number, 0, os.SEEK_CUR) for number in pair])
     finally:
         for number in numbers:
@@ -85,7 +85,7 @@ def inherited_fd(root: Path, out: Transcript) -> None:
 
 @reader
 def standard_input(root: Path, out: Transcript) -> None:
-    """A file as the standard input of a child."""
+    """A child reads each file as its standard input."""
     for path in mixed_files(root):
         with open(path, "rb") as file:
             child = subprocess.run(["cat"], stdin=file, stdout=subprocess.PIPE, check=True)
@@ -98,7 +98,8 @@ def _digest_of_next(file: FileIO, size: int) -> str:
 
 @reader
 def forked_fd(root: Path, out: Transcript) -> None:
-    """A forked child reads on where the parent stopped, and the parent where the child did."""
+    """A forked child reads on where the parent stopped, and then the parent where the child
+    stopped."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             head = file.read(777)
@@ -173,7 +174,7 @@ def _tool(out: Transcript, root: Path, what: str, *command: str) -> None:
 
 @reader
 def subprocess_tools(root: Path, out: Transcript) -> None:
-    """The tools of a job script: cat, cp, tar, md5sum, dd, stat, find, head, tail, cmp."""
+    """Runs tools of job scripts: cat, cp, tar, md5sum, dd, stat, find, head, tail, cmp."""
     names = [str(path.relative_to(root)) for path in regular_files(root)]
     _tool(out, root, "cat", "cat", "--", *names)
     _tool(out, root, "md5sum", "md5sum", "--", *names)
@@ -212,7 +213,7 @@ def file_digest(path: Path) -> str:
 def _pool(root: Path, out: Transcript, method: str) -> None:
     paths = mixed_files(root)
     with open(paths[0], "rb") as held:
-        # Held open so that forked workers start with a descriptor of the dataset.
+        # The file is kept open, so that forked workers start with a descriptor of the dataset.
         context = multiprocessing.get_context(method)
         with ProcessPoolExecutor(2, mp_context=context) as pool:
             for path, found in zip(paths, pool.map(file_digest, paths), strict=True):
@@ -222,17 +223,17 @@ def _pool(root: Path, out: Transcript, method: str) -> None:
 
 @reader
 def pool_fork(root: Path, out: Transcript) -> None:
-    """A pool of two forked processes."""
+    """Reads in a pool of two forked processes."""
     _pool(root, out, "fork")
 
 
 @reader
 def pool_spawn(root: Path, out: Transcript) -> None:
-    """A pool of two spawned processes."""
+    """Reads in a pool of two spawned processes."""
     _pool(root, out, "spawn")
 
 
 @reader
 def pool_forkserver(root: Path, out: Transcript) -> None:
-    """A pool of two processes of a fork server."""
+    """Reads in a pool of two processes of a fork server."""
     _pool(root, out, "forkserver")

@@ -12,7 +12,8 @@ BATCH = 8
 
 
 def _run(define: Callable[[], Any], name: str, out: Transcript) -> None:
-    """Runs a pipeline for a little more than one epoch. Its reader must have the name "reader"."""
+    """Runs a pipeline for a little more than one epoch. The operator that reads must have the name
+    "reader"."""
     from nvidia.dali import pipeline_def
 
     pipeline = pipeline_def(define, batch_size=BATCH, num_threads=2, device_id=None)()
@@ -43,19 +44,20 @@ def _tfrecord(root: Path, out: Transcript, no_mapping: bool) -> None:
 
 @reader
 def dali_tfrecord_mapped(root: Path, out: Transcript) -> None:
-    """TFRecords through mappings."""
+    """Reads TFRecords through mappings."""
     _tfrecord(root, out, no_mapping=False)
 
 
 @reader
 def dali_tfrecord_read(root: Path, out: Transcript) -> None:
-    """TFRecords without mappings: by stdio."""
+    """Reads TFRecords through stdio, without mappings."""
     _tfrecord(root, out, no_mapping=True)
 
 
 @reader
 def dali_files(root: Path, out: Transcript) -> None:
-    """Whole files, with one directory for each class. DALI lists the directories itself."""
+    """Reads whole files, which lie in one directory for each class. DALI lists the directories
+    itself."""
     from nvidia.dali import fn
 
     files_of(root, "images/*/*.jpg")

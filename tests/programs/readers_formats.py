@@ -13,7 +13,8 @@ from reader_kit import Transcript, digest, files_of, reader, register
 
 @reader
 def pil(root: Path, out: Transcript) -> None:
-    """Pillow by name (lazy: the file stays open until the pixels are asked for) and by file."""
+    """Opens images with Pillow by name, where the file stays open until the pixels are read, and
+    from an open file."""
     from PIL import Image
 
     for path in files_of(root, "images/*/*"):
@@ -26,7 +27,7 @@ def pil(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load(root: Path, out: Transcript) -> None:
-    """np.load of .npy files and of the lazy members of .npz files."""
+    """Reads with np.load: .npy files, and .npz files, whose members are read when they are used."""
     import numpy as np
 
     for path in files_of(root, "numpy/*.npy"):
@@ -40,8 +41,8 @@ def np_load(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load_many(root: Path, out: Transcript) -> None:
-    """The header, the first row and the rest of an array, read one after the other from one open
-    file, whose offset moves on."""
+    """Reads the header, the first row and the rest of an array one after the other. All come from
+    one open file, whose offset moves on."""
     import numpy as np
 
     for path in files_of(root, "numpy/sample_*.npy"):
@@ -56,7 +57,8 @@ def np_load_many(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load_mmap(root: Path, out: Transcript) -> None:
-    """np.load(mmap_mode=), read-only and copy-on-write, used after numpy has closed the files."""
+    """Maps arrays with np.load(mmap_mode=), read-only and copy-on-write, and uses them after numpy
+    has closed the files."""
     import numpy as np
 
     paths = files_of(root, "numpy/sample_*.npy", "numpy/large.npy", "numpy/fortran.npy")
@@ -69,7 +71,7 @@ def np_load_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def np_fromfile(root: Path, out: Transcript) -> None:
-    """np.fromfile by name, also with offset and count, and of very small files."""
+    """Reads files by name with np.fromfile: whole, a part of each, and very small ones."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin"):
@@ -81,7 +83,7 @@ def np_fromfile(root: Path, out: Transcript) -> None:
 
 @reader
 def np_memmap(root: Path, out: Transcript) -> None:
-    """np.memmap of whole files, and from an offset that is no multiple of the page size."""
+    """Maps files with np.memmap, whole and from an offset that is no multiple of the page size."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin", "edge/block*"):
@@ -111,8 +113,8 @@ for _driver in ("sec2", "stdio", "core"):
 
 @reader
 def h5py_swmr(root: Path, out: Transcript) -> None:
-    """HDF5 in its mode for a single writer and many readers (SWMR), without locks, and with two
-    files open at the same time."""
+    """Reads HDF5 files in the mode for a single writer and many readers (SWMR), without locks. All
+    files are open at the same time."""
     import h5py
 
     paths = files_of(root, "hdf5/*.h5")
@@ -126,7 +128,7 @@ def h5py_swmr(root: Path, out: Transcript) -> None:
 
 @reader
 def pyarrow_parquet(root: Path, out: Transcript) -> None:
-    """Parquet tables read whole, with and without memory mapping, and by row group and column."""
+    """Reads Parquet tables whole and by row group and column, each with and without mappings."""
     import pyarrow.parquet as pq
 
     for path in files_of(root, "parquet/*.parquet"):
@@ -146,7 +148,7 @@ def pyarrow_parquet(root: Path, out: Transcript) -> None:
 
 @reader
 def pyarrow_files(root: Path, out: Transcript) -> None:
-    """Arrow's own file objects: OSFile, memory_map, the local file system."""
+    """Reads through Arrow's own file objects: OSFile, memory_map, the local file system."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -172,7 +174,7 @@ def _zip_members(out: Transcript, name: Path, archive: zipfile.ZipFile, way: str
 
 @reader
 def zip_members(root: Path, out: Transcript) -> None:
-    """zipfile by name, and over a mapping."""
+    """Reads zip archives with zipfile, by name and from the bytes of a mapping."""
     for path in files_of(root, "zip/*.zip"):
         with zipfile.ZipFile(path) as archive:
             _zip_members(out, path, archive, "name")
@@ -186,7 +188,8 @@ def zip_members(root: Path, out: Transcript) -> None:
 
 @reader
 def tar_members(root: Path, out: Transcript) -> None:
-    """tarfile with seeks, and as a stream from front to back as webdataset reads it."""
+    """Reads tar archives with tarfile: with seeks, and as a stream from front to back, as
+    webdataset does."""
     for path in files_of(root, "tar/*.tar"):
         for mode in ("r:", "r|"):
             with tarfile.open(path, mode) as archive:

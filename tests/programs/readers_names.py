@@ -39,8 +39,8 @@ def _read(name: str | Path) -> bytes:
 
 @reader
 def relative_paths(root: Path, out: Transcript) -> None:
-    """Relative names, '.', '..' and '//', from working directories inside and outside the
-    dataset."""
+    """Reads files by relative names, also with '.', '..' and '//', from working directories inside
+    and outside the dataset."""
     for path in mixed_files(root):
         inside = path.relative_to(root)
         with _working_directory(root):
@@ -57,7 +57,8 @@ def relative_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def fchdir_paths(root: Path, out: Transcript) -> None:
-    """A working directory set by descriptor, by a path through a link, and one step at a time."""
+    """Reads by relative names after the working directory was changed: by descriptor, by a path
+    through a link, and one step at a time."""
     with _directory(".") as before:
         try:
             with _directory(root / "text") as descriptor:
@@ -77,7 +78,8 @@ def fchdir_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def dirfd_paths(root: Path, out: Transcript) -> None:
-    """os.open with dir_fd, also for '..' and for absolute names, which ignore it."""
+    """Opens files with os.open and dir_fd, also by names with '..', and by absolute names, for
+    which dir_fd is ignored."""
     with _directory(root) as top, _directory("edge", dir_fd=top) as edge:
         names = [(top, str(path.relative_to(root))) for path in mixed_files(root)]
         names += [(edge, "page"), (edge, "../edge/block"), (edge, ".//one_byte")]
@@ -95,7 +97,7 @@ def dirfd_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def fwalk_dirfd(root: Path, out: Transcript) -> None:
-    """os.fwalk, which opens and lists directories by descriptor."""
+    """Walks with os.fwalk, which opens and lists directories by descriptor."""
     for folder, names, files, descriptor in os.fwalk(root):
         names.sort()
         out.line(folder, names=names, files=sorted(files))
@@ -106,7 +108,7 @@ def fwalk_dirfd(root: Path, out: Transcript) -> None:
 
 @reader
 def symlink_paths(root: Path, out: Transcript) -> None:
-    """Links inside the dataset to files and directories."""
+    """Reads through links inside the dataset to files and directories."""
     links = root / "links"
     for path in sorted(links.iterdir()):
         out.line(path, leads_to=os.readlink(path), real=os.path.relpath(path.resolve(), root))
@@ -119,7 +121,7 @@ def symlink_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def symlinks_from_outside(root: Path, out: Transcript) -> None:
-    """Links outside the dataset to the dataset and to a file in it."""
+    """Reads through links outside the dataset, which lead to the dataset and to a file in it."""
     with tempfile.TemporaryDirectory() as folder:
         data, page = Path(folder) / "data", Path(folder) / "page"
         data.symlink_to(root, target_is_directory=True)
@@ -133,7 +135,7 @@ def symlinks_from_outside(root: Path, out: Transcript) -> None:
 
 @reader
 def listings(root: Path, out: Transcript) -> None:
-    """The names of all files and directories, by listdir, walk, glob and rglob."""
+    """Lists the names of all files and directories with listdir, walk, glob and rglob."""
     for folder, names, files in os.walk(root, followlinks=True):
         names.sort()
         out.line(folder, names=names, files=sorted(files), listed=sorted(os.listdir(folder)))
@@ -153,7 +155,7 @@ def _status_by_descriptor(path: Path) -> os.stat_result:
 
 @reader
 def stat_all(root: Path, out: Transcript) -> None:
-    """The attributes of every file, link and directory, by each call that returns them."""
+    """Reads the attributes of every file, link and directory with each call that returns them."""
     for folder, names, files in os.walk(root):
         names.sort()
         for name in sorted(names + files):
@@ -172,7 +174,8 @@ def stat_all(root: Path, out: Transcript) -> None:
 
 @reader
 def same_file(root: Path, out: Transcript) -> None:
-    """os.path.samefile and sameopenfile: an open descriptor is the file that its path names."""
+    """Checks with os.path.samefile and sameopenfile that an open descriptor refers to the file that
+    its path names."""
     twins = root / "edge" / "twin_a", root / "edge" / "twin_b"
     out.line("twins", same=os.path.samefile(*twins))
     for path in [*mixed_files(root), *twins]:
@@ -186,7 +189,7 @@ def same_file(root: Path, out: Transcript) -> None:
 
 @reader
 def extended(root: Path, out: Transcript) -> None:
-    """Extended attributes by name and by descriptor, and access rights by name."""
+    """Reads extended attributes by name and by descriptor, and checks access rights by name."""
     for path in mixed_files(root):
         name = str(path.relative_to(root))
         with open(path, "rb") as file:
@@ -279,12 +282,13 @@ def _open_with(flags: tuple[str, ...], root: Path, out: Transcript) -> None:
 
 @reader
 def opened_with_flags(root: Path, out: Transcript) -> None:
-    """Read-only opens with every harmless flag, and the flags that the descriptor then shows."""
+    """Opens files read-only with every harmless flag, and records the flags that the descriptor
+    then shows."""
     flags = ("O_CLOEXEC", "O_NOATIME", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW")
     _open_with(flags, root, out)
 
 
 @reader
 def opened_with_sync(root: Path, out: Transcript) -> None:
-    """Read-only opens with flags that only writers need."""
+    """Opens files read-only with flags that only writers need."""
     _open_with(("O_SYNC", "O_DSYNC", "O_RSYNC"), root, out)

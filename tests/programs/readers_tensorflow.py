@@ -45,7 +45,8 @@ def tf_training(root: Path, out: Transcript) -> None:
 
 @reader
 def tf_tfrecord(root: Path, out: Transcript) -> None:
-    """TFRecordDataset: one file after the other with two buffer sizes, and interleaved."""
+    """Reads with TFRecordDataset: one file after the other with two buffer sizes, and all files
+    interleaved."""
     tf = import_tensorflow()
     names = [str(path) for path in files_of(root, "tfrecord/*")]
     for name in names:
@@ -61,7 +62,7 @@ def tf_tfrecord(root: Path, out: Transcript) -> None:
 
 @reader
 def tf_lines(root: Path, out: Transcript) -> None:
-    """TextLineDataset and FixedLengthRecordDataset."""
+    """Reads with TextLineDataset and FixedLengthRecordDataset."""
     tf = import_tensorflow()
     for path in files_of(root, "text/*"):
         lines = _elements(tf.data.TextLineDataset(str(path)))
@@ -76,7 +77,7 @@ def tf_lines(root: Path, out: Transcript) -> None:
 
 @reader
 def tf_read_file(root: Path, out: Transcript) -> None:
-    """tf.io.read_file in a map with parallel calls, and decoding of the images."""
+    """Reads with tf.io.read_file, in a map with parallel calls, and decodes the images."""
     tf = import_tensorflow()
     names = [str(p) for p in files_of(root, "images/*/*.jpg", "edge/*", "links/to_*e")]
     files = tf.data.Dataset.from_tensor_slices(names).map(tf.io.read_file, num_parallel_calls=2)
@@ -92,7 +93,7 @@ def tf_read_file(root: Path, out: Transcript) -> None:
 
 @reader
 def tf_gfile(root: Path, out: Transcript) -> None:
-    """gfile: read, seek, stat, glob, walk, exists, and copy, which uses sendfile."""
+    """Uses gfile: read, seek, stat, glob, walk, exists, and copy, which calls sendfile."""
     tf = import_tensorflow()
     gfile = tf.io.gfile
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +115,8 @@ def tf_gfile(root: Path, out: Transcript) -> None:
 
 @reader
 def tf_cache(root: Path, out: Transcript) -> None:
-    """tf.data's cache in files outside the dataset: written in one epoch, read in the next."""
+    """Uses tf.data's cache in files outside the dataset. The first epoch writes the cache, and the
+    second one reads it."""
     tf = import_tensorflow()
     names = [str(path) for path in files_of(root, "images/*/*_00*.jpg")]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ def _tell_tensors(out: Transcript, path: Path, tensors: dict[str, Any], way: str
 
 @reader
 def torch_load(root: Path, out: Transcript) -> None:
-    """torch.load by name and from an open file."""
+    """Reads with torch.load, by name and from an open file."""
     import torch
 
     for path in files_of(root, "torch/*.pt"):
@@ -27,7 +27,8 @@ def torch_load(root: Path, out: Transcript) -> None:
 
 @reader
 def torch_load_mmap(root: Path, out: Transcript) -> None:
-    """torch.load(mmap=True), which makes private mappings: writes must not change the file."""
+    """Reads with torch.load(mmap=True), which makes private mappings, so writes must not change the
+    file."""
     import torch
 
     for path in files_of(root, "torch/*.pt"):
@@ -39,7 +40,7 @@ def torch_load_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def torch_from_file(root: Path, out: Transcript) -> None:
-    """torch.from_file, a private mapping of a raw file."""
+    """Reads a raw file with torch.from_file, through a private mapping."""
     import torch
 
     for path in files_of(root, "raw/*.bin"):
@@ -63,9 +64,10 @@ class Digests:
 
 
 def _end_feeders() -> None:
-    """Waits for the threads that fill the workers' queues, which torch does not do. Each thread
-    frees a semaphore as it ends. If the interpreter ended in the meantime, which happens rarely,
-    its resource tracker would warn."""
+    """Waits for the threads that fill the workers' queues, because torch does not wait for them.
+
+    Each of these threads frees a semaphore when it ends. If the interpreter ended before, which
+    happens rarely, Python's resource tracker would warn."""
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()

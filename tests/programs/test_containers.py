@@ -1,4 +1,4 @@
-"""Programs in containers of podman, served by a daemon outside."""
+"""Programs in podman containers use the copies of a daemon that runs outside the container."""
 
 from __future__ import annotations
 

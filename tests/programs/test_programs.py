@@ -42,7 +42,7 @@ NEXT, GO_ON = b"next\n", b"\n"
 
 @dataclass(frozen=True)
 class Program:
-    """Readers that run in one process, by the names they are registered under.
+    """Readers that run in one process, by their registered names.
 
     needs : the modules that the readers import
     is_long : whether the test runs only with --long
@@ -119,7 +119,7 @@ TOGETHER = [
 ] + [Program(tuple(names.split(",")), in_c=True) for names in C_READERS.split()]
 PROGRAMS = draws.sized(TOGETHER, [alone for program in TOGETHER for alone in program.alone()])
 
-# The readers that may reach the source although every copy is there, each with the reason.
+# The readers that may access the source although every file has a copy, each with the reason.
 MAY_REACH_THE_SOURCE = {
     "symlinks_from_outside": "a link outside every source is not seen through: it costs speed",
     "odirect": "a tmpfs of an older kernel refuses O_DIRECT, so such opens go to the source",
@@ -383,7 +383,8 @@ def assert_it_learnt(transcript: str) -> None:
 def test_odirect_is_refused_or_taken_as_without_the_library(
     shared_session: Any, run: Callable[..., Run], plain: Callable[[Program], Run]
 ) -> None:
-    """If the source accepts O_DIRECT, no open fails with EINVAL because the tier refuses it."""
+    """If the source accepts O_DIRECT, an open with O_DIRECT succeeds even if the tier would refuse
+    it with EINVAL."""
     program = Program(("odirect_open",))
     expected = plain(program)
     if '"errno"' in expected.parts[0][0]:

@@ -1,7 +1,7 @@
 """Trains a small network on the images of a dataset through tf.data, always the same way.
 
-Writes the loss of every epoch and a digest of the weights before and after. The model is only two
-matrices and a gradient tape, because the tests are about the input pipeline.
+Writes the loss of every epoch, and a digest of the weights before and after the training. The model
+is only two matrices and a gradient tape, because the tests are about the input pipeline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains a small convolutional network on the images of a dataset, always the same way.
 
-Writes the loss of every epoch and a digest of the weights before and after. The output depends only
-on the bytes of the images, so that one wrong sample changes the last line.
+Writes the loss of every epoch, and a digest of the weights before and after the training. The
+output depends only on the bytes of the images, so that one wrong sample changes the last line.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def train(root: Path, out: Transcript) -> None:
     # With several threads, the rounding of a sum would depend on how the threads split the sum.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    # torch.use_deterministic_algorithms does this as well, but also imports torch's compiler. So
-    # does torch.optim, which is why the loop below updates the weights itself.
+    # torch.use_deterministic_algorithms does this as well, but also imports torch's compiler.
+    # torch.optim imports the compiler too, so the loop below updates the weights itself.
     torch._C._set_deterministic_algorithms(True)
     data = ImageFolder(root / "images")
     loader = DataLoader(

@@ -1,5 +1,5 @@
-"""A scan of which not all threads can be started (RLIMIT_NPROC, pids.max). With at least one thread
-it finds all files; without any, it ends with an error."""
+"""A scan for which some threads cannot be started (RLIMIT_NPROC, pids.max). With at least one
+thread, it finds all files; without any, it ends with an error."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_it_ends_whatever_can_be_started(tmp_path: Path, program: Path, started:
     words = [str(program), str(tmp_path), "16", str(started)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
     entries, errors = map(int, done.stdout.split())
-    # There are 155 names and the root. The root and each of the 5 directories have one more entry
-    # for their listing.
+    # There are entries for 155 names and for the root. The root and each of the 5 directories have
+    # a second entry, for their listing.
     assert (entries, errors) == ((155 + 1 + 6, 0) if started else (0, 1))

@@ -32,7 +32,7 @@ def config_of(tmp_path: Path, *sources: Path) -> Config:
 
 def found(scan: Scan) -> dict[tuple[str, int], list[tuple[Any, ...]]]:
     """Returns all entries of a scan, by their path and their `sum`. A directory has an entry whose
-    `sum` is 0, and another one once all its names are known."""
+    `sum` is 0, and gets a second entry once all names in the directory are known."""
     entries: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
     while not scan.is_finished:
         batch = scan.take()

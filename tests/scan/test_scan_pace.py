@@ -84,7 +84,7 @@ def test_names_last_for_a_known_time_once_fills_have_run_for_a_while() -> None:
         if now_s < AHEAD_S:
             assert pace.lasts_s(100) == 0.0
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After a pause, the rate rises anew.
+    # After a pause, the rate of fills is unknown until it has been measured anew.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
@@ -250,7 +250,7 @@ def test_known_files_are_not_looked_at(
                     catalog.add(batch.entries.copy(), batch.pool)
         assert seen == FILES
         looks = slow.counts()["getattr"]
-        assert looks >= FILES if is_looked_at else looks <= 20  # the looks at the root
+        assert looks >= FILES if is_looked_at else looks <= 20  # requests for the root
         assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
 
 
@@ -293,9 +293,9 @@ READ = "import os, sys\nfor p in sys.argv[1:]:\n with open(p, 'rb', buffering=0)
 def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """In a first epoch, the source is asked once for the name of each file, by an open, and once
-    for its attributes, after its last byte was read. If the scan ran ahead of the reads, it would
-    ask once more for most files."""
+    """In a first epoch, the source gets two requests for each file: an open requests the name, and
+    the attributes are requested after the last byte was read. If the scan ran ahead of the reads,
+    it would make a third request for most files."""
     source = slow_factory(keep_pages=True)
     make_files(source.backing, FILES, 20_000)
     source.latency(open=0.002, read=0.002, getattr=0.002)
@@ -317,8 +317,8 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """A source that no program reads is scanned first, but does not delay the fills of the other
-    source. If its scan examined only one name for sixteen opens of the job, no file of the other
-    source would be filled ahead."""
+    source. If the scan examined only one name of the unread source for sixteen opens of the job, no
+    file of the other source would be filled ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)

@@ -13,7 +13,8 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# Longer than the program of the test runs, also on a busy machine [s].
+# The source answers after this time [s]: later than the program of the test ends, also on a busy
+# machine.
 LATENCY_S = 1.5
 
 
@@ -31,7 +32,7 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waited for the source would answer only once it knows it
+    assert not is_known()  # a loop that waited for the source would not answer before
     wait_until(is_known, what="the file")
 
 

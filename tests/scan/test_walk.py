@@ -74,7 +74,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of many sizes, which no test changes."""
     rng = np.random.default_rng(1)
     root = tmp_path_factory.mktemp("shapes")
-    # Around one and several portions, and far more names than may be queued for the threads.
+    # The numbers of names are close to one or several portions. The last one is far larger than the
+    # number of names that may be queued for the threads.
     around = [times * PORTION + more for times in (1, 2, 16) for more in (-1, 0, 1)]
     for number, files in enumerate([0, 1, *around, 5000]):
         directory = root / f"d{number}" / ("deep" if number % 2 else "")
@@ -122,8 +123,10 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("directory", "is_deep"), [("d", False), ("e/f/g", False), ("d", True)])
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
-    """`d` stands for the directory that a walk without wants lists last: the first one in the
-    listing of the root."""
+    """The names in a wanted directory come before nearly all others.
+
+    `d` stands for the first directory in the listing of the root, which a walk lists last if no
+    directory is wanted."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory
@@ -181,8 +184,8 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     assert listed == {}  # listings are reported only by scans of whole trees
 
 
-# The first one is passed over. Each of the others is an error, because it does not name a directory
-# in the source.
+# The first part is passed over. Each of the others is an error, because it does not name a
+# directory in the source.
 PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
 
 

@@ -51,8 +51,7 @@ def fetch_seconds(
         pfs     size / (t(clients) / clients)
 
     Rates of classes and of the file system are those of all threads or clients together, so each
-    gets its part. A link counts for each thread as if it were alone, as in the paper (no
-    congestion).
+    gets its part. Each thread gets the whole rate of a link, as in the paper (no congestion).
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])

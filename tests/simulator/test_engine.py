@@ -273,9 +273,9 @@ def test_an_owner_reads_for_all() -> None:
 
 
 def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
-    """The owner also keeps the file.
+    """The owner of a file reads it for another node, and keeps it for later epochs.
 
-    File 0 is the first sample of node 1, and node 0 uses it in the second epoch."""
+    Node 0 owns file 0. Node 1 uses the file in the first epoch, and node 0 in the second."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
@@ -307,9 +307,9 @@ def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
 
     Two nodes read 10 bytes/s each. All files have 10 bytes, except the last, which is empty. Node 0
     reads file 0 and then 3 to 12, and would copy file 1 only when no reader waits. Node 1 has file
-    2 after 1 s and then asks for file 1. Node 0 reads it after file 3, which is under way from 1 to
-    2 s, so it is ready at 3 s. Node 1 waits 1 + 2 s in all. Without the higher priority it would
-    wait 1 and 11 s."""
+    2 after 1 s and then needs file 1. Node 0 reads it after file 3, which is under way from 1 to
+    2 s, so file 1 is ready at 3 s. Node 1 waits 1 s and then 2 s. Without the higher priority it
+    would wait 1 s and then 11 s."""
     order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
     decision = Decision(
         copies=Copies.of([(0, 1, np.array([1]))]),
@@ -552,7 +552,7 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """most : the largest number of nodes, and of ranks per node, which is at most 2"""
+    """most : the largest number of nodes; also that of ranks per node, if it is less than 2"""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps
@@ -625,7 +625,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
 @settings(deadline=None, max_examples=examples(40))
 @given(jobs(most=1))
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
-    """This holds for a single rank only.
+    """For a single rank, prefetching is no slower than reading each sample when it is needed.
 
     With several ranks prefetching can be some percent slower: the file system may serve a sample
     that one rank reads ahead before, or together with, a sample that another rank needs now."""

@@ -62,7 +62,7 @@ def test_what_sharing_saves_from_the_second_epoch_on(five: dict[str, Result]) ->
 
 
 def test_a_plan_puts_files_where_they_are_used(five: dict[str, Result]) -> None:
-    """A plan leaves 0.504 of the bytes to the links, and a hash leaves three quarters.
+    """With a plan, 0.504 of the bytes come over the links; with a hash, three quarters.
 
     In 5 epochs, the node that uses a file most often uses it 2.48 times on average (multinomial
     distribution with four nodes), so 1 - 2.48 / 5 of its uses are remote."""
@@ -80,9 +80,10 @@ def test_in_many_epochs_a_plan_is_worth_less() -> None:
 
 @pytest.mark.parametrize("compute", [200e6, 25e6])
 def test_two_nodes_with_room_for_everything(compute: float) -> None:
-    """With owners the source is read once, and the first epoch takes as long as source or compute.
+    """With owners, each file is read from the source once, and the first epoch takes hardly longer
+    than reading from the source or computing, whichever takes longer.
 
-    A build of NoPFS that was run in this setup read the source 1.88 times."""
+    A build of NoPFS that was run in this setup read the dataset from the source 1.88 times."""
     scenario = replace(four_nodes(sized(8, 4)), nodes=2)
     dataset = int(scenario.sizes().sum())
     staging, ram = scenario.classes

@@ -1,6 +1,6 @@
 """Each switch of the re-created NoPFS simulator changes a result.
 
-A switch is on to behave as the published program, and off to behave correctly."""
+With a switch on, the simulator behaves like the published program; with it off, correctly."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # The last holder is not asked for its own file; the next holder is.
+        # The node that all others ask does not ask itself, but the next holder.
         assert holders.elsewhere(asked, 7) == 2
 
 

@@ -97,7 +97,8 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
 
 
 def used_by_node(own: list[npt.NDArray[Any]]) -> float:
-    """Returns the bytes that the node with the most bytes uses in all epochs together."""
+    """Returns how many bytes a node uses in all epochs together, for the node that uses the
+    most."""
     return float(sum(sizes.sum(axis=(1, 2)) for sizes in own).max())
 
 
@@ -146,7 +147,7 @@ def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
 
 
 def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
-    """Files that no node has room for are read at every use; all others are read at most once."""
+    """Files for which no node has room are read at every use; all others are read at most once."""
     for scenario, job, ran in runs:
         uses = job.frequencies.sum(axis=0)
         for name in ("hash", "planned"):

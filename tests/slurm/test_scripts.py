@@ -1,6 +1,6 @@
-"""Slurm's prolog and epilog by themselves, with a command `monarch` that records its calls: while
-another process holds the user's lock, while a command hangs, and with the user's own Python
-variables."""
+"""Runs the scripts for Slurm's prolog and epilog without Slurm, with a command `monarch` that
+records its calls: while another process holds the user's lock, while a command hangs, and with the
+user's own Python variables."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Node:
             shutil.copymode(SCRIPTS / name, script)
 
     def command(self, then: str) -> None:
-        """Writes a command `monarch` that records its words and Python's variables, and then runs
-        `then`."""
+        """Writes a command `monarch` that records its arguments and Python's environment variables,
+        and then runs `then`."""
         noted = '"$@" ${PYTHONNOUSERSITE-} ${PYTHONHOME-} ${PYTHONPATH-}'
         file = self.place / "bin" / "monarch"
         file.parent.mkdir(exist_ok=True)
@@ -92,7 +92,8 @@ def test_a_job_is_noted_from_its_prolog_to_its_epilog(node: Node) -> None:
 
 
 def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
-    """The job is recorded even so, but no daemon is started or stopped."""
+    """While another process holds the lock, jobs are still recorded, but no daemon is started or
+    stopped."""
     with node.locked():
         assert node.run("prolog") == []
         assert node.noted() == {JOB}
@@ -101,8 +102,9 @@ def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
 
 
 def test_a_command_that_hangs_holds_neither_the_node_nor_the_lock(node: Node) -> None:
-    """A process in a group of its own stands for one that no signal ends, as in a call to a file
-    system that hangs."""
+    """The epilog returns and frees the lock although a process of its command does not end. In the
+    test, this process has its own process group, so the epilog's signals do not reach it. A process
+    that waits for a hanging file system would survive the signals as well."""
     node.command(f"setsid sleep 600 &\necho $! >{node.place}/pid\nwait")
     assert node.run("epilog") == ["sweep --stop 1"]
     hung = int((node.place / "pid").read_text())

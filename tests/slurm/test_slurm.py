@@ -173,8 +173,8 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
-    """The step ends although the daemon goes on, and the next step finds the daemon. (Tasks that
-    end before the process that starts the daemon knows the sources may start none.)"""
+    """The step ends although the daemon goes on, and the next step finds the daemon. (A task may
+    start no daemon if it ends before the process that starts the daemon knows the sources.)"""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -255,8 +255,8 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
     # The train script runs the same step again; tasks on nodes whose daemon still serves end at
-    # once. `enough` keeps the job alive until the step has printed its result: the daemon answers
-    # before.
+    # once. The daemon answers before the step has printed its result, so `enough` keeps the job
+    # alive until then.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

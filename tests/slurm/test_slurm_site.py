@@ -61,8 +61,8 @@ class Site:
         return file
 
     def _wrap(self, name: str) -> None:
-        """Writes a script that names the configuration and calls Monarch's, as an administrator
-        does. The machines share /run, so MONARCH_JOBS has a directory for each node."""
+        """Writes a script that sets the configuration and runs Monarch's script, like that of an
+        administrator. The machines share /run, so each node gets its own directory MONARCH_JOBS."""
         script = self.place / name
         script.write_text(
             f"#!/bin/sh\nMONARCH_CONFIG=${{MONARCH_CONFIG:-{self.config}}}"
@@ -122,8 +122,8 @@ def site(place: Path) -> Iterator[Site]:
 
 
 def test_jobs_of_a_user_that_are_killed(site: Site) -> None:
-    """Two jobs run on the node. What the killed one has left is removed, and the other keeps its
-    daemon and copies."""
+    """Two jobs run on the node, and one is killed. What it leaves behind is removed, and the other
+    job keeps its daemon and copies."""
     other = site.submit("other", f"srun env >$HOME/env; srun cat {site.files.root}/* >/dev/null")
     environment = (site.home / "env").read_text().splitlines()
     assert f"MONARCH_CONFIG={site.config}" in environment

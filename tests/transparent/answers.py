@@ -90,8 +90,8 @@ def clone(path: Any, fd: Any, request: Any) -> Any:
 
 
 def copied(path: Any, fd: Any) -> Any:
-    """Copies parts of the file to a new file in its directory. Monarch's copy of the file is on
-    another file system."""
+    """Copies parts of the file to a new file in the same directory. Monarch's own copy of the file
+    is on another file system."""
     to = os.open(path + ".copied", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         os.lseek(fd, 10, os.SEEK_SET)

@@ -1,7 +1,7 @@
 /* Operations on locks, leases and backing descriptors. For a lock through a descriptor of a copy,
  * the library opens a backing descriptor: a second descriptor, of the source file. Whatever the
- * program does to its number, the locks and leases must end when they would end without the
- * library.
+ * program does to the number of the backing descriptor, the locks and leases must end when they
+ * would end without the library.
  *
  *     behind CASE FILE OTHER
  */
@@ -30,7 +30,7 @@ static int lock_part(int fd, int command, short type, long at, long n) {
     return fcntl(fd, command, &lock);
 }
 
-/* Prints which locks another process finds. The process opens the file by a system call, without
+/* Prints which locks another process finds. That process opens the file by a system call, without
  * the library. */
 static void tell_others(const char *when) {
     fflush(stdout);

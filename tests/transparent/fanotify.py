@@ -1,8 +1,8 @@
 """Watches opens, reads and closes of files with fanotify: `fanotify.py KIND DIRECTORY`.
 
-KIND : "directory" watches the files in DIRECTORY, "mount" all files of its mount. "asked" watches
-    the files in DIRECTORY, and an open of one waits until this program has allowed it, which it
-    always does
+KIND : "directory" watches the files in DIRECTORY, "mount" all files of the directory's mount.
+    "asked" watches the files in DIRECTORY, and opens of these files wait until this program has
+    allowed them, which it always does
 
 The program prints "ready". For each process number on its standard input, it prints the events that
 this process has caused so far, as a dictionary: name of the file -> mask of its events.

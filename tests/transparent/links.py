@@ -32,7 +32,7 @@ def system(number: int, *words: Any) -> None:
 class Tree:
     def __init__(self, home: str, seed: str, sources: list[str]) -> None:
         self.home, self.random, self.sources = home, random.Random(seed), sources
-        self.reads = 0  # of files of a source
+        self.reads = 0  # reads of source files
         self.inodes: set[int] = set()
         self.directories: list[str] = []
         self.files: list[str] = []
@@ -166,8 +166,8 @@ class Tree:
         return room.value if done else ctypes.get_errno()
 
     def in_child(self, path: str) -> bytes:
-        """Reads the file in a forked child, whose copy of the library knows what the parent
-        knew."""
+        """Reads the file in a forked child, in which the library has the parent's state at the time
+        of the fork."""
         there, here = os.pipe()
         child = os.fork()
         if not child:

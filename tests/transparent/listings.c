@@ -47,8 +47,8 @@ static int is_dots(const struct dirent *e) {
     return strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
 }
 
-/* Returns the next entry that is not "." or "..". Their positions among the names depend on the
- * file system, so the library need not keep them. */
+/* Returns the next entry that is not "." or "..". The positions of these two depend on the file
+ * system, so the library may list them elsewhere. */
 static struct dirent *next(DIR *d) {
     struct dirent *e;
     do

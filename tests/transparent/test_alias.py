@@ -1,4 +1,4 @@
-"""A source that is configured by the path of a symbolic link: every call still sees a link at this
+"""If a source is configured by the path of a symbolic link, every call still sees a link at this
 path."""
 
 from __future__ import annotations

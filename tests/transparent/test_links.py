@@ -89,9 +89,9 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     assert seed == 0 or hits > 0.6 * reads
 
 
-# Reads through links while these are replaced, so that they lead to one version of a file after
-# another. A read must not find an older version than was in place when it began, nor a newer one
-# than was about to be put in place when it ended. All processes share the counters.
+# Reads through a link that another thread sets to one version of a file after another. A read must
+# not find an older version than the one at its beginning, nor a newer version than the one that was
+# being put in place at its end. All processes share the counters.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}
@@ -142,8 +142,8 @@ sys.exit(any([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ch
 def test_a_link_is_never_followed_to_where_it_led_before(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """While a link is set to one version after another, threads of two processes that read through
-    it never find a version older than the one at the start of the read."""
+    """While a link is set to one version of a file after another, threads of two processes read
+    through the link. A read never finds an older version than the one at its start."""
     versions = draws.sized(150, 500)
     home = tmp_path / "home"
     home.mkdir()
@@ -161,8 +161,8 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     assert session.totals()["hits"] - before > versions
 
 
-# Does what a data loader does, in two epochs: lists all files, asks for their attributes, and reads
-# them.
+# Does in two epochs what a data loader does: lists all files, reads their attributes, and reads
+# their content.
 EPOCHS = """
 import os, sys
 for epoch in range(2):
@@ -179,9 +179,9 @@ for epoch in range(2):
 
 
 def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: SlowSource) -> None:
-    """Through links to directories, at most one open per link reaches the source, and few other
-    operations do. Through links to single files, at most one open reaches the source, but each open
-    of a link costs a look at its file, which the kernel answers from the second look on."""
+    """Through links to directories, at most one open per link and few other operations reach the
+    source. Through links to single files, at most one open reaches the source. Each open of such a
+    link also reads the attributes of its file, which the kernel has cached after the first time."""
     files, home = [], slow.backing.parent / "home"
     for i in range(3):
         for j in range(20):
@@ -207,7 +207,7 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
         plain = slow.counts()
         assert ours["open"] <= opens
         assert plain["open"] == 2 * (len(files) + 1)
-        # The kernel keeps the attributes of a file from its first look on.
+        # The kernel caches the attributes of a file when they are read for the first time.
         looks = len(files) if name == "files" else 19
         assert ours["getattr"] + ours["readdir"] <= looks
 
@@ -273,8 +273,8 @@ def test_a_directory_that_was_moved_is_not_what_has_its_name_now(
     versions: Session, tmp_path: Path
 ) -> None:
     """When a directory is moved and a new one gets its name, a path through a link gives the file
-    in the directory to which the link leads. The catalog still knows the inode of the moved
-    directory by the old name."""
+    in the directory to which the link leads, although the catalog still knows the inode of the
+    moved directory by the old name."""
     source, link = tmp_path / "source", tmp_path / "home" / "link"
     with Reader(versions) as read:
         before = versions.totals()["hits"]
@@ -300,8 +300,8 @@ def test_what_is_written_by_one_name_is_read_by_all(versions: Session, tmp_path:
         for i, name in enumerate(names):
             versions.python(f"open({str(name)!r}, 'w').write('changed{i}')")
             assert [read(each) for each in names] == [f"changed{i}"] * 3
-        # A process without the library writes to the file in place. Only a look at the file itself
-        # shows this at once.
+        # A process without the library writes to the file in place. The library notices this at
+        # once only by reading the file's attributes.
         assert [read(home / "hard") for _ in range(3)] == ["b"] * 3
         raw("sh", "-c", f"echo -n again > {home}/hard")
         assert read(home / "hard") == "again"
@@ -434,8 +434,8 @@ step(read())
 
 @pytest.fixture(scope="module")
 def stopping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the preload library with held_look.c. It stops its process in the middle of a look-up,
-    when the program has asked for that."""
+    """Builds the preload library with held_look.c. If the program has requested it, this library
+    stops the process in the middle of a look-up."""
     library = tmp_path_factory.mktemp("stopping") / "libmonarch.so"
     build_preload(library, HERE / "held_look.c", flags=["-Wl,--wrap=monarch_is_as_scanned"])
     return library

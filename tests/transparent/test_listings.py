@@ -236,11 +236,11 @@ def operations(session: Session, source: SlowSource, script: str, *, preload: bo
 
 def compare_operations(session: Session, slow: SlowSource, script: str) -> tuple[int, int]:
     """Returns how many operations of a script reach the source (with the library, without it).
-    Checks that the library does not increase the number of any kind."""
-    time.sleep(1)  # earlier looks at directories are valid for this long
+    Checks that the library does not increase the number of operations of any kind."""
+    time.sleep(1)  # earlier checks of directories are valid for this long
     with_it = operations(session, slow, script, preload=True)
     without = operations(session, slow, script, preload=False)
-    # Each process takes one look at the source's root.
+    # Each process reads the attributes of the source's root once.
     with_it["getattr"] -= min(with_it["getattr"], 1)
     assert not with_it - without, (with_it, without)
     # Under the library, nothing at the source is listed or opened, and only the attributes of
@@ -277,8 +277,8 @@ def test_a_directory_that_changes_while_it_is_scanned_is_not_told_before_its_tim
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     """The catalog does not answer for a directory that may have changed just after the daemon
-    listed it, until the daemon has listed it again: two changes within one tick of the clock give
-    the same timestamp."""
+    listed it, until the daemon has listed it again. The timestamp would not show such a change,
+    because two changes within one tick of the clock give the same timestamp."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "one").touch()

@@ -158,8 +158,8 @@ def test_scenes(lockers: Lockers, scene: str, name: str) -> None:
 
 
 def backing_descriptors(process: Commands) -> list[str]:
-    """Returns the paths behind the backing descriptors of the process. Their numbers are at least
-    500."""
+    """Returns the paths to which the backing descriptors of the process lead. These descriptors
+    have numbers from 500 on."""
     fds = f"/proc/{process.process.pid}/fd"
     return [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if int(fd) >= 500]
 

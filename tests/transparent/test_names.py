@@ -1,5 +1,6 @@
 """Every process under the library sees at once which files other such processes create, remove,
-rename and change, as on a directory outside every source. Changes from outside are seen later."""
+rename and change, as in a directory outside every source. Changes by processes without the library
+are seen later."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
-TREES = draws.sized(100, 240)  # each random program and each change uses up one
+TREES = draws.sized(100, 240)  # each random program and each change needs a tree of its own
 EXAMPLES = draws.sized(20, 150)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
@@ -258,8 +259,8 @@ CHANGES_FROM_OUTSIDE = [add, remove, replace, move, exchange, lead_elsewhere, cl
 def test_changes_from_outside_are_seen_in_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If `revalidate` is set, programs under the library see changes made without it after a while.
-    Each change has a tree of its own."""
+    """If `revalidate` is set, programs under the library see, after a while, changes made by
+    processes without the library. Each change has a tree of its own."""
     source = tmp_path / "source"
     for change in CHANGES_FROM_OUTSIDE:
         make(source / change.__name__)

@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# After the library has looked at a directory, the catalog answers for its listing and its
-# attributes for this long [s].
+# After the library has read a directory's attributes from the source, the catalog answers for the
+# directory's listing and attributes for this long [s].
 LOOK_S = 1.0
 # Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """
@@ -213,8 +213,9 @@ def is_said(file: Path, end: str) -> bool:
 def test_a_directory_has_the_time_of_the_listing_that_it_tells(
     session: Session, tmp_path: Path
 ) -> None:
-    """While a directory is changed, its mtime and its listing always belong together. Python's
-    importer, for example, lists a directory again only if its mtime has changed."""
+    """While a directory is changed, the mtime that a program sees always belongs to the listing
+    that it sees. Python's importer, for example, lists a directory again only if its mtime has
+    changed."""
     source = session.source / "poll"
     truth = {(str(f), f.stat().st_mtime_ns): 1 for f in sorted(source.iterdir())}
     said = tmp_path / "said"
@@ -281,7 +282,7 @@ for i in range(50):
         source.reset()
         session.python(script, source.mountpoint, preload=preload)
         counts.append(sum(source.counts().values()))
-    # The look of each process at the source's root may cost two more operations.
+    # Each process reads the attributes of the source's root, which may cost two more operations.
     assert 250 < counts[0] <= counts[1] + 2
 
 
@@ -299,6 +300,7 @@ print(time.monotonic() - start)
 """
     source.reset()
     taken = float(session.python(script, source.mountpoint))
-    # For each look at `d`, the kernel asks the source twice: for the root and for `d`.
+    # Each time that the attributes of `d` are read, the kernel requests those of the root and of
+    # `d` from the source.
     looks = int(taken / LOOK_S) + 1
     assert 0 < sum(source.counts().values()) <= 2 * looks + 2

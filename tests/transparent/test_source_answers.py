@@ -50,7 +50,7 @@ class On:
     files: list[Path]
 
 
-# The kinds of every run: xfs can clone files and tells where their blocks are, the FUSE source can
+# The kinds of every run. xfs can clone files and tell where their blocks are; the FUSE source can
 # do neither.
 KINDS = cases(["ext4", "xfs", "tmpfs", "fuse", "directory"], ["xfs", "fuse"])
 
@@ -99,12 +99,12 @@ STATFS = "stat -f -c %n:%t:%s:%S:%l:%i:%b:%c"
 
 def test_of_the_file_system(on: On) -> None:
     """The catalog answers statfs as the source does. The test retries until the catalog answers,
-    because after a pause the daemon must first compare it with the source again."""
+    because after a pause the daemon must first compare the answer with the source's again."""
     for path in (on.session.source, on.files[0]):
         before = on.session.totals()["metadata_hits"]
 
         def is_answered(path: Path = path, before: int = before) -> bool:
-            # The catalog answers for a directory only within a second after a look at its listing.
+            # The catalog answers for a directory only within a second after it was listed.
             look = f"ls {path} >/dev/null; {STATFS} {path}"
             same_without(on.session, ["sh", "-c", look])
             return bool(on.session.totals()["metadata_hits"] > before)

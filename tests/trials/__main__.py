@@ -1,10 +1,11 @@
-"""The long trials: daemons, peers and readers are killed, and files changed, as often as asked.
+"""The long trials: daemons, peers and readers are killed, and files changed, as often as requested.
 
     PYTHONPATH=tests python -m trials [--kills N] [--comparisons N] [--seed S] [--results FILE]
 
-The trials have the seeds S, S + 1, ...; shards of a run need different seeds and different FILEs.
-FILE gets a line of JSON for each trial. Results that are already in FILE count, so a run that was
-interrupted continues where it stopped. The exit status is 1 if any trial broke a promise.
+The trials have the seeds S, S + 1, ... If a run is divided into shards, each shard needs other
+seeds and another FILE. FILE gets a line of JSON for each trial. Results that are already in FILE
+count, so a run that was interrupted continues where it stopped. The exit status is 1 if any trial
+broke a promise.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ WORK: dict[str, dict[str, Work]] = {
 
 
 def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
-    """Returns the results of a trial, or the traceback and the last lines of its log if it
-    broke."""
+    """Returns the results of a trial. If the trial broke, returns the traceback and the end of the
+    trial's log."""
     log = programs / "log"
     with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
         try:
@@ -80,7 +81,7 @@ def end(number: int, _: object) -> None:
 
 
 def stuck(results: list[dict[str, Any]]) -> bool:
-    """Returns whether the last trials all broke, so that more trials would break as well."""
+    """Returns whether the last BROKEN_AT_MOST trials all broke. More trials would be of no use."""
     last = results[-BROKEN_AT_MOST:]
     return len(last) == BROKEN_AT_MOST and all("broken" in result for result in last)
 

@@ -1,4 +1,4 @@
-"""Changes files, or reports everything that it sees of them, one request after the other.
+"""Answers requests one after the other: each changes a file, or reports all that is seen of files.
 
     python -I -S changes.py
 
@@ -269,7 +269,8 @@ class Changes:
     def by_dd(self) -> None:
         """Copies from another file.
 
-        If both were one file, the result would depend on which descriptors were opened before."""
+        Nothing is copied if the source is the target. Otherwise the result would depend on which
+        descriptors of the file were opened before."""
         self.shell('[ "$1" -ef "$2" ] || dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
 
     def by_tar(self) -> None:

@@ -20,5 +20,5 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """The usual fixture, but with `mounts`: daemons end before the mounts that they use."""
+    """The usual fixture, but it requires `mounts`, so daemons end before the mounts they use."""
     return session_factory

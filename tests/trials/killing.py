@@ -1,7 +1,7 @@
 """Kills and stops daemons, peers and readers at random, and checks what must hold meanwhile.
 
 No byte is wrong, no call fails or takes long, and the next daemon that starts removes everything
-that a killed daemon has left."""
+left behind by a killed daemon."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from monarch_py.errors import SessionError
 READERS = 2
 # The pause of a reader after each operation [us]. Readers also run while daemons start.
 PAUSE_US = 2000
-# The limit on the time of a process to end, on a busy machine [s].
+# A process must end within this time, even on a busy machine [s].
 END_LIMIT_S = 60.0
-# Each daemon keeps up to this many unused connections to each other node. It notices only at the
-# next use of a connection that the other end has closed it (csrc/peers/peer.c).
+# Each daemon keeps up to this many unused connections to each other node. If the other end closes a
+# connection, the daemon notices this only when it uses the connection again (csrc/peers/peer.c).
 IDLE_LINKS = 16
 # Calls during which a reader is killed; `count_wrong` reads the bytes of a mapping.
 CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "close", "fork")
@@ -49,13 +49,13 @@ CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "clos
 
 @dataclass
 class Tally:
-    """The numbers of what a trial has done, and the longest times that it has seen.
+    """What a trial has done, in numbers, and the longest times that were measured.
 
-    kills : by kind: daemon (of a node that is alone), peer, reader
-    met : by call: readers that were killed during it
+    kills : number of killed processes by kind: daemon (of a node that is alone), peer, reader
+    met : number of readers that were killed during a call, by call
     starts : how often a daemon started and left nothing of the daemon before it
-    hits, served_bytes : reads served by copies, and bytes sent to other nodes. Some count twice,
-        because a daemon may live through more than one intervention
+    hits, served_bytes : reads served by copies, and bytes sent to other nodes. Those of a daemon
+        that survives an intervention are counted again after the next one
     """
 
     interventions: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Tally:
 
 
 class Trial:
-    """Readers, and at most one daemon for each node, before and after each intervention.
+    """A trial with its readers. Before and after an intervention, a node has at most one daemon.
 
     `draws` makes all random choices. `node` is the node whose daemon the next intervention affects.
     """
@@ -101,7 +101,8 @@ class Trial:
         return self._stack.enter_context(reading)
 
     def operations(self) -> int:
-        """Returns the number of operations of all readers; each of them must be well."""
+        """Returns the number of operations of all readers. Fails if a reader has ended or has found
+        something wrong."""
         return sum(reader.check() for reader in self._readers)
 
     def wait_operations(self, most: int) -> None:
@@ -110,7 +111,7 @@ class Trial:
         wait_until(lambda: self.operations() >= wanted, timeout=60, what="the readers' progress")
 
     def renew_a_reader(self) -> None:
-        """Replaces the oldest reader by one that has not seen an earlier daemon."""
+        """Replaces the oldest reader by a new one, which has not been a client of any daemon."""
         oldest = self._readers.pop(0)
         oldest.end()
         self._note(oldest)
@@ -156,8 +157,8 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Starts missing daemons. Mostly it waits until all answer, and sometimes one drops its
-        copies."""
+        """Starts missing daemons. In most cases, waits until all daemons answer, and sometimes lets
+        one of them drop its copies."""
         for node in self.site.nodes:
             if node.daemon is None:
                 self.note_start(node)
@@ -189,7 +190,8 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Returns what earlier daemons have left and this one has neither removed nor taken over.
+        """Returns what was left behind by earlier daemons of the node, and neither removed nor
+        taken over by the present one.
 
         lying : copies that were there before this daemon
         """
@@ -247,13 +249,14 @@ def stop_and_continue(trial: Trial) -> None:
 
 
 def terminate(trial: Trial) -> None:
-    """Ends the daemon in order, or before it has begun to handle the signal."""
+    """Sends SIGTERM: the daemon shuts down, or is killed if it does not handle the signal yet."""
     trial.send(signal.SIGTERM)
     trial.ended(0, -signal.SIGTERM)
 
 
 def interrupt(trial: Trial) -> None:
-    """Ends the daemon in order. While Python still starts, it would end with its own traceback."""
+    """Sends SIGINT, and the daemon shuts down. The signal is sent only once the daemon handles
+    signals: before, Python would end with a traceback."""
     wait_until(lambda: handles_sigterm(trial.daemon.pid), what="the daemon's beginning")
     trial.send(signal.SIGINT)
     trial.ended(0)
@@ -278,7 +281,8 @@ def start_two(trial: Trial) -> None:
 
 
 def kill_readers(trial: Trial) -> None:
-    """Kills readers in the middle of a call, one after the other; some have just begun."""
+    """Kills readers in the middle of a call, one after the other. Some of the readers were started
+    just before."""
     for _ in range(trial.draws.randrange(1, 10)):
         trial.kill_reader(trial.wait_reader_in(trial.draws.choice(CALLS)))
 
@@ -369,7 +373,7 @@ def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_U
 
 
 def look_at_ends(site: Site, trial: Trial) -> None:
-    """Checks what the daemons leave.
+    """Checks what the daemons leave behind.
 
     A daemon that is idle has no files of the source open. A daemon that has ended leaves only the
     copies that its manifests record."""

@@ -1,4 +1,5 @@
-"""Finds what daemons leave: in shared memory, on tiers, processes, descriptors and mounts."""
+"""Finds what daemons leave behind: files in shared memory and on tiers, processes, descriptors and
+mounts."""
 
 from __future__ import annotations
 

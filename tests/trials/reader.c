@@ -3,8 +3,9 @@
  *   reader STATE SEED THREADS PAUSE_US SEED:SIZE:FILE...
  *
  * All files are in one directory, which contains nothing else; word_of() of known_bytes.h defines
- * their content. Each thread reads all files in turn, lap after lap, each file in a way that it
- * draws. STATE is a file that contains a struct state, which other processes may read meanwhile.
+ * their content. Each thread reads all files one after the other, lap after lap, each file in a way
+ * chosen at random. STATE is a file that contains a struct state, which other processes may read
+ * meanwhile.
  * The exit status is 0 even if bytes were wrong or calls failed.
  */
 #include <dirent.h>
@@ -89,8 +90,8 @@ static void end_call(struct thread *me, uint64_t start) {
     raise_to(&state->longest_ns, now_ns() - start);
 }
 
-/* Makes a call, times it and returns its result. Other processes see which call it is and when it
- * began. */
+/* Makes a call, times it and returns its result. Other processes can see the name of the call and
+ * the time of its beginning. */
 #define TIMED(call)                              \
     __extension__({                              \
         uint64_t start_ = begin_call(me, #call); \
@@ -112,7 +113,8 @@ static void end_call(struct thread *me, uint64_t start) {
 
 static void is_same(struct thread *me, int same) { note(me, &state->wrong, !same, 0); }
 
-/* Checks a read of `n` bytes at `at`: it must return all bytes that there are, as in the file. */
+/* Checks a read of `n` bytes at `at`: it must return all bytes from there to the end of the file,
+ * but at most `n`, and the bytes must be right. */
 static void check(struct thread *me, const struct file *f, const char *data, uint64_t at,
                   uint64_t n, long got) {
     uint64_t there = at < f->size ? f->size - at : 0;

@@ -86,7 +86,8 @@ class Reading:
         return struct.unpack_from(f"{self._threads}Q", self._state, 8 * len(WORDS))
 
     def calls(self) -> dict[str, float]:
-        """Returns the calls that the threads are in, and how long each has lasted at most [s]."""
+        """Returns each call that threads are in -> the longest time that it has lasted so far
+        [s]."""
         offset, now_ns = 8 * (len(WORDS) + MOST_THREADS), time.monotonic_ns()
         found: dict[str, float] = {}
         for number in range(self._threads):

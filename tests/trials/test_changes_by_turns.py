@@ -1,5 +1,5 @@
-"""Two processes under the library change files in turn; a third one without it checks
-(turns.py)."""
+"""Two processes under the library change files in turn, and a third process without the library
+checks the results (turns.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trials.turns import PLACES, grounds, take_turns
 
-# On a slow source, each look at the files takes ten times as long.
+# On a slow source, examining the files takes ten times as long.
 SHORT, LONG = {"local": 80, "slow": 20}, {"local": 4000, "slow": 1000}
 
 

@@ -236,7 +236,7 @@ def is_within(config: Config, root: Path) -> bool:
 
 
 def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, bool]]:
-    """Returns (file, whether the loader accepts it); half of the files are accepted."""
+    """Returns pairs (file, whether the loader accepts it). Half of the files are accepted."""
     mutations = Mutations(root, random.Random(seed))
     files: list[tuple[Path, bool]] = []
     while len(files) < count:

@@ -23,7 +23,7 @@ from monarch_py.storage.tiers import tier_root
 
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
 FILE = 300_000
-# The number of files that a tier has room for; there are more files than room on all tiers.
+# The number of files for which a tier has room. All tiers together do not have room for all files.
 FILES_A_TIER = sized(2, 3)
 LAPS = sized(1, 2)  # after each fault
 

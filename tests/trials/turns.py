@@ -37,7 +37,8 @@ def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
         if not isinstance(seen, dict):
             return seen
         kept = {name: value for name, value in seen.items() if name not in own}
-        # Keeps times that were set, but not times of the clock.
+        # Only an mtime that a program has set is compared. All others come from the clock, and are
+        # later than this constant.
         return kept | {"mtime": min(seen["mtime_ns"], 1_600_000_000 * 10**9)}
 
     def name(seen: Any) -> Any:
@@ -128,8 +129,8 @@ def change(
     plot, twin = (str(session.source.parent / place / name) for place in ("source", "twin"))
     who, arguments = draws.choice(("one", "other")), draws.randrange(1 << 30)
     what += f": {operation} in {plot} by {who}"
-    # One process looks before the change, so that data it might remember would be outdated after
-    # it.
+    # One process examines the files before the change, so that anything that it remembers is
+    # outdated after the change.
     processes[draws.choice(("one", "other"))]("look", plot)
     said = processes[who]("change", operation, arguments, plot, who)
     seen = {name: process("look", plot) for name, process in processes.items()}
