@@ -283,9 +283,7 @@ def _read_weights(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file of weights") from None
     except (EOFError, MemoryError, OverflowError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: it is no file of numbers ({error}); write one weight per line"
-        ) from None
+        raise ConfigError(f"{path}: not numbers ({error}); write one weight per line") from None
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -114,9 +114,7 @@ class Job:
                 self.dataset, batch_sampler=self.sampler, tensors=False, **self.settings
             )
             if not self._loader.reads_in_place:
-                raise ConfigError(
-                    "dataset: read_into and dataset[i] return different bytes; change one of them"
-                )
+                raise ConfigError("dataset: read_into and dataset[i] differ; make them agree")
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
