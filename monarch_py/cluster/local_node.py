@@ -171,11 +171,8 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         silent = holder_of(session.lock)
-        hint = (
-            "free the port"
-            if not silent
-            else f"the daemon there ({silent}) does not answer; end its process"
-        )
+        silent_hint = f"the daemon there ({silent}) does not answer; end its process"
+        hint = silent_hint if silent else "free the port"
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"
             f" listen there ({error.__cause__}): {hint}, or stop all daemons first"
