@@ -273,7 +273,8 @@ class Child:
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(
-                f"{self._process.args!r} ended in {self._line!r}; its reason is above"
+                f"{self._process.args!r} ended before it answered {self._line!r};"
+                " see its message above"
             )
         return [int(word) for word in answer.split()]
 

@@ -158,8 +158,8 @@ class Calls:
         return outside
 
     def constructor(self) -> Result:
-        """Measures the library's constructor. Only the started programs are under the library, not
-        the launchers."""
+        """Measures how long the library's constructor takes. The library is preloaded into the
+        programs that are started, but not into the processes that start them."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

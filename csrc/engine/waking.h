@@ -10,7 +10,7 @@ void monarch_ring_all(struct pool *p, enum monarch_way way);
 /* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* Sleeps until the bell of the thread's way is rung, or until `until_ns` [CLOCK_MONOTONIC; 0: no
- * limit]. Does not sleep if the bell's word differs from `seen`. Returns 0 if `until_ns` has
- * passed, else 1. */
+/* Sleeps until the bell for the thread's `enum monarch_way` rings, or until the time `until_ns`
+ * [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`. Returns 0
+ * if `until_ns` has passed, else 1. */
 int monarch_sleep(const struct worker *me, uint32_t seen, uint32_t roles, uint64_t until_ns);

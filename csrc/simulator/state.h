@@ -212,7 +212,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call this when a request ends. The request's node has the bytes at `end`. */
+/* Call this for a request that ends at the time `end`. From then on, the request's node has the
+ * bytes. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */

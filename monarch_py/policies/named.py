@@ -56,7 +56,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     (
         "solar-reordered",
         Solar(reorder=True),
-        "SOLAR, with epochs in the order that reuses most.",
+        "SOLAR, with the epochs in the order in which nodes find most samples in memory.",
     ),
 )
 POLICIES = {name: policy for name, policy, _ in _POLICIES}

@@ -346,7 +346,7 @@ class _Model:
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])
-            how = "the rate at which bytes came" if self._network else "which was not measured"
+            how = "as measured in this run" if self._network else "an assumption"
             yield f"all {run.nodes} nodes are like this one, and have the same rate at the source"
             yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)

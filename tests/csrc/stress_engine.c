@@ -503,9 +503,9 @@ static int is_enough(void) {
            __atomic_load_n(&handed, __ATOMIC_RELAXED) > 100;
 }
 
-/* Lets the engine order fills under grants. While a grant holds, only the engine changes words, but
- * the catalog is still moved. Gives at least `grants` grants, and more if too little happened
- * during these, as on a busy machine. */
+/* Lets the engine order fills under grants. During a grant, only the engine changes the words of
+ * entries, but this test goes on moving the catalog to other memory. Gives at least `grants`
+ * grants. Gives more if these grants led to too few fills, for example on a busy machine. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];

@@ -14,7 +14,7 @@ from support.files import Files
 from support.session import Session, wait_until
 from support.watch import open_by
 
-# Shell code that comes before the command, by the names of the conditions that it makes.
+# Maps the name of each condition to the shell code that creates it before the command starts.
 ODD = {
     "umask 0777, no HOME": "umask 0777; unset HOME",
     "umask 0, hardly an environment": "umask 0; unset PATH LANG USER LOGNAME SHELL TERM",

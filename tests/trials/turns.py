@@ -99,8 +99,8 @@ def drawn(draws: random.Random, count: int) -> list[str]:
 
 
 def take_turns(session: Session, seed: int, count: int) -> None:
-    """Makes `count` changes. Raises AssertionError at the first one that a process sees
-    differently."""
+    """Makes `count` changes. Raises AssertionError at the first change after which the processes do
+    not all see the same."""
     draws, hits = random.Random(seed), 0
     with ExitStack() as stack:
         processes = {

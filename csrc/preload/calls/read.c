@@ -166,11 +166,10 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source the bytes that the copy has not given. If the descriptor refers to another
- * file after the read, the bytes just read may be that file's bytes, and are discarded. The same
- * range is then read again. If the copy is complete, for example because another thread has
- * promoted the descriptor, the range is read from the copy. Otherwise, the source's file is opened
- * by its name. */
+/* Reads the bytes that the copy did not provide from the source. If the descriptor refers to
+ * another file after the read, the bytes just read may be that file's bytes, and are discarded. The
+ * range is then read a second time: from the copy if the copy is complete by now (another thread
+ * may have promoted the descriptor), otherwise from the source's file, opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();

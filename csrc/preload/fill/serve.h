@@ -58,12 +58,12 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call this after an open at the source that succeeded. flags: the flags of the open. took_ns: the
- * duration of the open. fd: the result of the open. */
+/* Call this after an open at the source, if the open succeeded. flags: the flags of the open.
+ * took_ns: the duration of the open. fd: the result of the open. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
-/* Call this after an open at the source that failed. If the file was claimed, ends the claim and
- * requests a fill. The fill shows the daemon whether the file has changed. */
+/* Call this after an open at the source, if the open failed. If the file was claimed, this function
+ * ends the claim and requests a fill, which shows the daemon whether the file has changed. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 

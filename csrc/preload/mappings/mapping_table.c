@@ -1,4 +1,4 @@
-/* The table of mappings that wait for their copies, and its lock.
+/* The table of the mappings that wait for their copies. A lock guards the table.
  *
  * The lock is held only while a thread reads or changes the table. All signals that a program can
  * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A

@@ -183,8 +183,8 @@ class GroupLoader:
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position in its epochs for a checkpoint, in less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken; None counts the batches
-            that the loader has handed out
+        done : how many batches of the running epoch the training has taken; if it is None, the
+            number of batches that the loader has handed out
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= len(self):
