@@ -158,10 +158,12 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 
 def run_as(site: Started, place: Path, how: str, uid: int) -> None:
     """Runs a program as root. The program makes `uid` its effective user, and then reads a file
-    under the library. If it loads the library with dlopen, it changes the user before."""
+    under the library. If it loads the library with dlopen, it changes the user before. The program
+    keeps root's capabilities, so the library can see the change in the user alone."""
     program, library = built(site, place, how)
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config))
-    words = [str(program), str(place / "source/f00001"), str(library), str(uid)]
+    keep = ["setpriv", "--securebits", "+no_setuid_fixup"]
+    words = [*keep, program, place / "source/f00001", library, str(uid)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 1 3000\n"
 
