@@ -193,6 +193,15 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
         assert catalog.find_inode(0, int(entries["ino"][entry])) == entry
 
 
+def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
+    """The catalog takes the new attributes of a few files without being copied."""
+    rows = many(10)
+    catalog.add(*batch(rows))
+    generation = catalog.c.generation
+    replace_all(catalog, rows, 10**6)
+    assert catalog.c.generation == generation
+
+
 def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> None:
     rows = many(1000)
     catalog.add(*batch(rows))

@@ -305,6 +305,20 @@ def test_names_are_no_markup(monarch: Monarch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_page_tells_where_files_and_copies_are(monarch: Monarch, tmp_path: Path) -> None:
+    report = made_report(tiers=[tier(60 * MIB, used=50 * MIB, files=500)])
+    _, page = page_of(monarch, write(report, tmp_path))
+    assert page.tables["Tiers at the end"] == [
+        ["tier", "kind", "quota", "used", "copies"],
+        ["/local", "ssd", "60 MiB", "50 MiB", "500"],
+    ]
+    assert page.tables["Sources at the end"] == [
+        ["source", "files", "size", "with a copy", "their size", "left to the source"],
+        ["/pfs/set", "1,000", "95.4 MiB", "500", "47.7 MiB", "500 no room"],
+    ]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
     """With `--epochs 2`, a run of four epochs is shown as two. In the first of the two, half of the
     opens came before there were copies."""

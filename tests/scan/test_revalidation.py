@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from monarch_py.daemon.scan.revalidation import Metadata
+from monarch_py.arrays import ENTRY
+from monarch_py.daemon.scan.revalidation import YOUNG_S, Metadata
+from monarch_py.ipc.catalog import Catalog
+from monarch_py.ipc.session import SessionDir
+from monarch_py.native import Kind, ffi
 
 
 @pytest.mark.parametrize("answer", ["hits", "metadata_hits"])
@@ -22,3 +29,23 @@ def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None
     assert not metadata._is_due()
     totals[answer] += 1
     assert metadata._is_due()
+
+
+def test_only_young_directories_wait_for_their_listing(tmp_path: Path) -> None:
+    """After the scan, the catalog lists the directories that had not changed for a while when the
+    scan began. A directory that had just changed may change again without a new timestamp."""
+    catalog = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
+    entries = np.zeros(3, dtype=ENTRY)
+    entries["path"], entries["path_len"] = range(3), 1
+    entries["ino"], entries["kind"], entries["sum"] = range(1, 4), Kind.DIR, 1  # no names
+    age = int(2 * YOUNG_S * 1e9)
+    entries["mtime_ns"] = time.time_ns() - np.array([age, 0, age])
+    entries["ctime_ns"] = time.time_ns() - np.array([age, 0, 0])
+    catalog.add(entries, ffi.new("char[]", b"abc"))
+    source = SimpleNamespace(number=0, up_ino=0)
+    scanner: Any = SimpleNamespace(sources=[source], began=time.monotonic())
+    shared: Any = SimpleNamespace(catalog=catalog, control=ffi.new("struct monarch_control *"))
+    metadata = Metadata(None, shared, scanner)  # type: ignore[arg-type]
+    metadata._list()
+    assert (catalog.entries["copy_ino"] != 0).tolist() == [True, False, False]
+    assert metadata._young == [1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from support.mounts import Mounts
 
+from monarch_py.arrays import ENTRY, pointer
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.native import Kind, ffi
+from monarch_py.native import Kind, ffi, lib
 from monarch_py.scan.walk import Walk
 
 LATENCY_S = 0.01
@@ -182,6 +184,26 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     names = ["a", "a/x", "a/f2", "b/y", "b/y/z", *(["a/x/f1", "b/y/z/f4"] if is_deep else [])]
     assert inodes == {name: (root / name).stat().st_ino for name in names}
     assert listed == {}  # listings are reported only by scans of whole trees
+
+
+def test_a_link_that_cannot_be_read_is_an_error() -> None:
+    """A look at a link returns the error of reading the link. The links of a process that has ended
+    cannot be read."""
+    process = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+    try:
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        root = os.open(f"/proc/{process}", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            assert os.lstat("exe", dir_fd=root).st_ino
+            target = ffi.new("char[4096]")
+            looked = lib.monarch_stat_entry(
+                root, 0, b"exe", pointer(np.zeros(1, dtype=ENTRY)), target, len(target)
+            )
+            assert looked == -errno.ENOENT
+        finally:
+            os.close(root)
+    finally:
+        os.waitpid(process, 0)
 
 
 # The first part is passed over. Each of the others is an error, because it does not name a

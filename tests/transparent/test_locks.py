@@ -123,7 +123,8 @@ def test_random_programs(lockers: Lockers, program: list[tuple[int, tuple[Any, .
 SH, EX, UN = "LOCK_SH", "LOCK_EX", "LOCK_UN"
 TRY: list[tuple[int, tuple[Any, ...]]] = [(1, ("flock", 0, EX)), (1, ("flock", 0, UN))]
 READ = ("fcntl", 0, "F_SETLK", "F_RDLCK", 0, 0)
-ASK = (1, ("fcntl", 0, "F_OFD_GETLK", "F_RDLCK", 0, 0))
+# Asks for a write lock, because two read locks do not conflict.
+ASK = (1, ("fcntl", 0, "F_OFD_GETLK", "F_WRLCK", 0, 0))
 SCENES: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
     "flock_and_close": [(0, ("flock", 0, EX)), *TRY, (0, ("close", 0)), *TRY],
     "dup_before": [(0, ("dup", 0, 2)), (0, ("flock", 0, EX)), (0, ("close", 0)), *TRY,
@@ -144,6 +145,7 @@ SCENES: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
     "posix_other": [(0, READ), (0, ("other", 0)), ASK],
     "posix_stream": [(0, READ), (0, ("streamed", 0)), ASK],
     "posix_spawn": [(0, READ), (0, ("spawned", 0)), ASK],
+    "posix_at_the_offset": [(0, ("seek", 0, 7)), (0, (*READ[:4], 2, 5, "SEEK_CUR")), ASK],
     "lockf": [(0, ("lockf", 0, "F_LOCK", 0)), (0, ("lockf", 0, "F_TEST", 0))],
     "lease": [(0, ("close", 1)), (1, ("close", 0)), (1, ("close", 1)), (0, ("lease", 0, "F_RDLCK")),
               (0, ("lease", 0, "F_UNLCK"))],

@@ -5,6 +5,7 @@ are seen later."""
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -278,6 +279,28 @@ def test_changes_from_outside_are_seen_in_time(
             change(source / change.__name__)
         for change in CHANGES_FROM_OUTSIDE:
             _await_sight(with_it, without, change.__name__)
+
+
+def test_changes_from_outside_are_seen_in_time_while_the_daemon_is_stopped(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """If the daemon's last comparison is older than `revalidate`, the source is asked for a file's
+    attributes."""
+    source = tmp_path / "source"
+    make(source / "t")
+    session = session_factory(source, revalidate=1).start()
+    wait_told(session)
+    path, daemon = source / "t" / "a", session.daemon
+    assert daemon is not None
+    with Commands(session, "file_steps.py", source) as reader:
+        assert reader("absolute", "stat", "t/a") == ["-rw-r--r--", 1, path.stat().st_size]
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            path.write_text("a content that is longer than the first one")
+            expected = ["-rw-r--r--", 1, path.stat().st_size]
+            wait_until(lambda: reader("absolute", "stat", "t/a") == expected, what="the new size")
+        finally:
+            daemon.send_signal(signal.SIGCONT)
 
 
 def test_a_file_that_was_found_after_the_scan_is_compared_as_well(

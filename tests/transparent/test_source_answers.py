@@ -112,6 +112,36 @@ def test_of_the_file_system(on: On) -> None:
         wait_until(is_answered, what="an answer of the catalog's")
 
 
+ACCESS = """
+import os, sys
+os.listdir(sys.argv[1])  # the catalog then answers for the directory
+modes = os.R_OK, os.X_OK, os.W_OK, os.R_OK | os.W_OK
+print([os.access(sys.argv[1], mode) for mode in modes])
+"""
+
+
+def test_only_the_source_knows_whether_a_directory_may_be_written(
+    session_factory: Callable[..., Session], mounts: Mounts
+) -> None:
+    """On a source that becomes read-only, access(2) denies writing to a directory. The catalog
+    still answers whether the directory may be read. The test retries until it does."""
+    source = mounts.tmpfs("source", MIB)
+    (source / "d").mkdir()
+    session = session_factory(source).start()
+    wait_told(session)
+    argv = [sys.executable, "-I", "-S", "-c", ACCESS, str(source / "d")]
+
+    def is_answered(answers: list[bool]) -> bool:
+        before = session.totals()["metadata_hits"]
+        assert same_without(session, argv).stdout == f"{answers}\n"
+        return bool(session.totals()["metadata_hits"] >= before + 3)  # with the listing
+
+    wait_until(lambda: is_answered([True] * 4), what="answers of the catalog's")
+    mounts.remount(source, "ro")
+    wait_until(lambda: is_answered([True, True, False, False]), what="answers of the catalog's")
+    session.stop()
+
+
 def test_a_copy_is_cloned_as_its_file(on: On) -> None:
     files = [str(path) for path in on.files if path.name in ("plain", "sparse")]
     done = same_without(on.session, [*ANSWERS, "clone", *files])

@@ -55,10 +55,12 @@ def dup2(slot: Any, to: Any) -> Any:
         os.dup2(slots[slot], slots[to])
 
 
-def command(slot: Any, name: Any, kind: Any, start: Any, length: Any) -> Any:
+def command(
+    slot: Any, name: Any, kind: Any, start: Any, length: Any, whence: Any = "SEEK_SET"
+) -> Any:
     """Calls fcntl with F_SETLK or a related command, and returns the lock as the call leaves it:
     with F_GETLK, the conflicting lock."""
-    asked = struct.pack(FLOCK, getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
+    asked = struct.pack(FLOCK, getattr(fcntl, kind), getattr(os, whence), start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
 
@@ -123,6 +125,7 @@ CALLS: dict[str, Any] = {
     "other": other,
     "streamed": streamed,
     "read": read,
+    "seek": lambda slot, offset: os.lseek(slots[slot], offset, os.SEEK_SET),
     "close_all": closed_all,
 }
 
