@@ -163,7 +163,7 @@ def run_as(site: Started, place: Path, how: str, uid: int) -> None:
     program, library = built(site, place, how)
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config))
     keep = ["setpriv", "--securebits", "+no_setuid_fixup"]
-    words = [*keep, program, place / "source/f00001", library, str(uid)]
+    words = [*keep, str(program), str(place / "source/f00001"), str(library), str(uid)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 1 3000\n"
 
