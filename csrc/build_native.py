@@ -57,7 +57,6 @@ SOURCES = [
     "peers/mac.c",
     "peers/peer.c",
     "peers/server.c",
-    "plan/mersenne.c",
     "plan/shuffle.c",
     "plan/buffer.c",
     "plan/access.c",
