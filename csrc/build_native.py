@@ -47,7 +47,6 @@ SOURCES = [
     "engine/schedule.c",
     "engine/fair_queue.c",
     "serving/sums.c",
-    "engine/waking.c",
     "engine/work.c",
     "engine/engine.c",
     "testing/peer_table.c",
