@@ -37,7 +37,6 @@ SOURCES = [
     "copy/upkeep.c",
     "copy/from_peer.c",
     "copy/pack.c",
-    "engine/queue.c",
     "engine/entries.c",
     "engine/orders.c",
     "engine/grant.c",
