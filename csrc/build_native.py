@@ -27,7 +27,6 @@ SOURCES = [
     "scan/tasks.c",
     "scan/walk.c",
     "scan/scan.c",
-    "copy/block_sum.c",
     "copy/fill.c",
     "copy/flow.c",
     "serving/open_copy.c",
