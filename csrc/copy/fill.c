@@ -153,6 +153,30 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     return NULL;
 }
 
+/* --- checksums -------------------------------------------------------------------------------- */
+
+void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key) {
+    monarch_xxh3_begin(&s->xxh3);
+    s->content = content_key ? monarch_mac_new(content_key) : NULL;
+    if (s->content)
+        monarch_mac_begin(s->content, 0);
+}
+
+static void add_to_sums(struct block_sum_stream *s, const void *bytes, size_t n) {
+    monarch_xxh3_add(&s->xxh3, bytes, n);
+    if (s->content)
+        monarch_mac_add(s->content, bytes, n);
+}
+
+void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out) {
+    if (out) {
+        out->xxh3 = monarch_xxh3_end(&s->xxh3);
+        out->has_digest = s->content && monarch_mac_end(s->content, out->digest.bytes);
+    }
+    monarch_mac_free(s->content);
+    s->content = NULL;
+}
+
 /* --- moving ----------------------------------------------------------------------------------- */
 
 static uint64_t end_of_block(const struct fill *f, uint64_t block) {
@@ -172,7 +196,7 @@ static int sum_from_copy(struct fill *f, uint64_t block, char *buffer, struct bl
             give_up(f, MONARCH_TIER_ERROR, got < 0 ? (int)-got : EIO);
             r = -1;
         }
-        monarch_block_sum_add(&stream, buffer, n);
+        add_to_sums(&stream, buffer, n);
         at += n;
     }
     monarch_block_sum_end(&stream, sum);
@@ -248,7 +272,7 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
         return 0;
     }
     if (stream)
-        monarch_block_sum_add(stream, buffer, n);
+        add_to_sums(stream, buffer, n);
     return 1;
 }
 

@@ -6,6 +6,12 @@
 /* Creates the copy and shows the fill to readers. Also opens the source's file, unless the order
  * asks a peer or reads a pack first. Returns NULL on failure; the job then has its result. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
+/* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
+ * If memory is lacking, no digest is made. */
+void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
+/* Ends the stream. Call this once after each monarch_block_sum_begin. out: NULL if the sums are not
+ * needed. */
+void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
 /* Gets `count` units of one block and writes them to the copy. The caller has claimed these units.
  * stream: the checksums of the block's bytes so far, if the caller moves all bytes of the block in
  * sequence; else NULL. */

@@ -1,8 +1,22 @@
 /* The state of a fill, which fill.c, source_file.c and from_peer.c share. */
 #pragma once
 
-#include "copy/block_sum.h"
 #include "copy/job.h"
+#include "peers/mac.h"
+#include "shared/xxh3.h"
+
+/* The two checksums of a block, computed while the block is copied. One is its XXH3-64. The other
+ * is its digest (peers/mac.h), which authenticates the block when the block is sent to peers. */
+struct block_sum {
+    uint64_t xxh3;
+    struct monarch_digest digest;
+    int has_digest;
+};
+
+struct block_sum_stream {
+    struct xxh3_stream xxh3;
+    struct monarch_mac *content; /* NULL: no digest is made */
+};
 
 /* An unfinished copy. Fields marked "engine's" belong to csrc/engine, and are used under the pool's
  * lock. */

@@ -15,10 +15,11 @@
 #include "copy/source_file.h"
 #include "engine/entries.h"
 #include "engine/orders.h"
-#include "engine/waking.h"
+#include "engine/schedule.h"
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "publish/writer.h"
+#include "shared/doorbell.h"
 #include "shared/joining.h"
 
 /* The shortest time slice that the kernel grants [ns]. */
@@ -193,6 +194,14 @@ static void free_orders(struct queue *q) {
         ;
 }
 
+/* Wakes all threads because the engine stops. Ignores the count of sleeping threads, because a
+ * client may have overwritten it. */
+static void ring_all(struct pool *p, enum monarch_way way) {
+    struct monarch_bell *bell = &p->shared.clients->engine[way];
+    __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+    monarch_futex_wake(&bell->rings);
+}
+
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     struct pool *p = (struct pool *)e;
     struct timespec until = monarch_join_limit(limit_ms);
@@ -201,7 +210,7 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     if (p->listener)
         p->listener->ends(p);
     for (int way = 0; way < MONARCH_WAYS; way++)
-        monarch_ring_all(p, way);
+        ring_all(p, way);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
         /* If connections stayed open, a peer that sends byte by byte could keep a thread busy until
          * the time limit. */

@@ -1,8 +1,17 @@
-/* The queued orders and the unfinished fills, found by their entries. The caller of each function
- * holds the pool's lock. */
+/* The queues of orders, and the queued orders and the unfinished fills, found by their entries. The
+ * caller of each function holds the pool's lock, unless no other thread sees the queue. */
 #pragma once
 
 #include "engine/pool.h"
+
+/* --- queues ----------------------------------------------------------------------------------- */
+
+void monarch_push(struct queue *q, struct job *job);
+void monarch_push_first(struct queue *q, struct job *job);
+/* Removes the first order and returns it; returns NULL if the queue is empty. */
+struct job *monarch_pop(struct queue *q);
+/* Removes the order from its queue, at any position. */
+void monarch_take_out(struct job *job);
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 

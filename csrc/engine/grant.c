@@ -6,7 +6,7 @@
 
 #include "clients/demands.h"
 #include "engine/orders.h"
-#include "engine/waking.h"
+#include "engine/schedule.h"
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 

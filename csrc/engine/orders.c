@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "copy/pack.h"
-#include "engine/waking.h"
+#include "engine/schedule.h"
 #include "publish/writer.h"
 
 /* A file size [bytes] that fits into no tier. Sums of smaller sizes do not overflow. */

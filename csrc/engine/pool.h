@@ -5,9 +5,14 @@
 
 #include "copy/filling.h"
 #include "engine/fair_queue.h"
-#include "engine/queue.h"
 
 struct pool;
+
+/* An order is in at most one queue. */
+struct queue {
+    struct job *first, *last;
+    uint64_t length;
+};
 
 /* In one search for work, a thread notes at most this many demands whose files have no order. */
 #define MONARCH_UNORDERED 8

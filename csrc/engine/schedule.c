@@ -1,5 +1,6 @@
 /* Chooses the next work of each thread, by priority: first the units for which a reader waits, then
- * removals of copies, orders for files in use, PAGE_INs, and all other orders. */
+ * removals of copies, orders for files in use, PAGE_INs, and all other orders. Also decides which
+ * threads are woken for new work. */
 #include "engine/schedule.h"
 
 #include "clients/demands.h"
@@ -7,6 +8,7 @@
 #include "engine/entries.h"
 #include "shared/claims.h"
 #include "shared/clock.h"
+#include "shared/doorbell.h"
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
@@ -358,7 +360,26 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
     return 1;
 }
 
-/* --- which threads there is work for ---------------------------------------------------------- */
+/* --- which threads are woken ------------------------------------------------------------------ */
+
+/* A thread is woken only for work that it can do, and no work is left waiting while a thread that
+ * could do it sleeps. The rules:
+ *
+ *   - Work is added under the pool's lock. Then the bell of its way is rung, which changes the
+ *     bell's word and wakes one thread that could do the work. A thread reads the word before it
+ *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
+ *     before the work was added does not fall asleep.
+ *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
+ *     the remaining work, the thread wakes one of them, but does not change the word: the thread
+ *     that has added this work rings the bell for it. If that ring has come already, no thread that
+ *     is awake falls asleep without seeing the work. If that ring is still to come, it wakes one
+ *     more thread. There is one exception: a thread whose work no longer asks the same peer rings
+ *     the bell itself. The peer that the thread has left has room again for orders that were set
+ *     aside, and no other ring will come for these orders.
+ *   - A thread that has all roles of its way and finds no work need not wake others, because there
+ *     is nothing that they could do.
+ *   - A demand whose file has no order counts as work of both ways, until a thread has ordered a
+ *     fill of the file or left the file to the daemon's loop (grant.c). */
 
 static int has_demand(const struct pool *p, enum monarch_way way) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
@@ -397,4 +418,18 @@ uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
                        has_blocks(p, way) || has_late(p, way))))
         who |= MONARCH_DOES_ALL;
     return who;
+}
+
+void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
+    if (who)
+        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
+}
+
+void monarch_unlock_and_ring(struct pool *p) {
+    uint32_t who[MONARCH_WAYS];
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        who[way] = monarch_whom_it_needs(p, way);
+    pthread_mutex_unlock(&p->lock);
+    for (int way = 0; way < MONARCH_WAYS; way++)
+        monarch_ring_one(p, way, who[way]);
 }

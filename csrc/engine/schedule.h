@@ -1,4 +1,5 @@
-/* The scheduler of the copying threads. The caller of each function holds the pool's lock. */
+/* The scheduler of the copying threads. The caller of each function holds the pool's lock, except
+ * for monarch_ring_one. */
 #pragma once
 
 #include "engine/pool.h"
@@ -24,3 +25,9 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  * if no work waits. The result may be nonzero although no work is left: a fill for which a reader
  * has waited counts until a search has found that all units of the fill are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);
+/* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
+ * returned by monarch_whom_it_needs. */
+void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who);
+/* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
+ * for it. */
+void monarch_unlock_and_ring(struct pool *p);

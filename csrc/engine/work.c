@@ -12,7 +12,6 @@
 #include "engine/entries.h"
 #include "engine/grant.h"
 #include "engine/orders.h"
-#include "engine/waking.h"
 #include "publish/writer.h"
 #include "shared/clock.h"
 #include "shared/doorbell.h"
@@ -305,6 +304,20 @@ static uint64_t next_look(const struct worker *w, int has_used) {
     return ns ? monarch_now_ns() + ns : 0;
 }
 
+/* Sleeps until the bell for the thread's `enum monarch_way` rings, or until the time `until_ns`
+ * [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`. Returns 0
+ * if `until_ns` has passed, else 1. */
+static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
+    struct pool *p = w->pool;
+    struct monarch_bell *bell = &p->shared.clients->engine[w->way];
+    int was_rung = 1;
+    __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
+        was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
+    __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
+    return was_rung;
+}
+
 /* The loop of a copying thread. Clients can write to the bell too, so the bell may be rung although
  * there is no work. Such a ring costs only a wake-up. */
 static void *work(void *arg) {
@@ -324,7 +337,7 @@ static void *work(void *arg) {
             has_used = 1;
             if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
                 rest(begun_ns);
-        } else if (!monarch_sleep(me, seen, roles, next_look(me, has_used)) && !me->awaits_reader) {
+        } else if (!wait_for_ring(me, seen, roles, next_look(me, has_used)) && !me->awaits_reader) {
             madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
             has_used = 0;
         }

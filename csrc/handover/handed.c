@@ -1,66 +1,12 @@
 #include "handover/handed.h"
 
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "copy/source_file.h"
 #include "engine/orders.h"
 #include "publish/writer.h"
 #include "shared/claims.h"
-#include "shared/clock.h"
 
 /* --- the descriptor --------------------------------------------------------------------------- */
-
-/* Returns whether the path is spelled as the scan would spell it: no component is empty, "." or
- * "..". */
-static int is_plain(const char *path) {
-    for (const char *at = path, *end;; at = end + 1) {
-        end = strchrnul(at, '/');
-        size_t n = (size_t)(end - at);
-        if (n == 0 || (n <= 2 && !memcmp(at, "..", n)))
-            return 0;
-        if (!*end)
-            return 1;
-    }
-}
-
-/* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
- * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
- * later compares them with the attributes at the source's server. */
-static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
-    char target[1];
-    uint64_t ino = h->entry.ino;
-    return is_plain(h->path) && dev == p->shared.control->source[source].dev &&
-           monarch_statx_entry(p->roots[source], source, h->path, AT_STATX_DONT_SYNC, &h->entry,
-                               target, sizeof target) == 0 &&
-           h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
-}
-
-struct handed *monarch_new_handed(const struct pool *p, int fd,
-                                  const struct monarch_handover *what) {
-    int is_known = !monarch_is_unmet(what->id);
-    size_t path_len = is_known ? 0 : what->path_len;
-    uint64_t dev, ino = monarch_inode_of(fd, &dev);
-    struct handed *h = ino ? calloc(1, sizeof *h + path_len + 1) : NULL;
-    if (!h)
-        return NULL;
-    h->fd = fd;
-    h->is_read = what->is_read != 0;
-    h->id = is_known ? what->id : MONARCH_NO_ENTRY;
-    h->claim = what->id;
-    h->since_ns = monarch_now_ns();
-    h->entry.ino = ino;
-    h->renames = __atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST);
-    memcpy(h->path, what->path, path_len);
-    if (!is_known && !describe(p, h, what->source, dev)) {
-        free(h);
-        return NULL;
-    }
-    h->entry.path_len = (uint16_t)path_len;
-    return h;
-}
 
 void monarch_give_back(struct pool *p, struct handed *h) {
     if (h->fd < 0)

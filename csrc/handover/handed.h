@@ -26,11 +26,6 @@ struct handed {
     char path[];
 };
 
-/* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
- * file at the received path; or memory is exhausted. */
-struct handed *monarch_new_handed(const struct pool *p, int fd,
-                                  const struct monarch_handover *what);
 /* Closes the descriptor, and ends the claim of its file. */
 void monarch_give_back(struct pool *p, struct handed *h);
 /* Passes the descriptor to the order, which fills the file from it. */

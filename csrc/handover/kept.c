@@ -15,7 +15,7 @@
 
 #include "engine/grant.h"
 #include "engine/orders.h"
-#include "engine/waking.h"
+#include "engine/schedule.h"
 #include "publish/writer.h"
 #include "shared/claims.h"
 #include "shared/clock.h"

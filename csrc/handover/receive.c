@@ -5,6 +5,7 @@
  * threads have no other work, so that each descriptor is closed soon. A quick close matters to a
  * program that has a lock on the open file (flock): the lock lasts until the last descriptor of the
  * open file is closed. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "copy/source_file.h"
 #include "engine/grant.h"
 #include "engine/work.h"
 #include "handover/kept.h"
@@ -40,6 +42,58 @@ struct handovers {
 };
 
 /* --- one file --------------------------------------------------------------------------------- */
+
+/* Returns whether the path is spelled as the scan would spell it: no component is empty, "." or
+ * "..". */
+static int is_plain(const char *path) {
+    for (const char *at = path, *end;; at = end + 1) {
+        end = strchrnul(at, '/');
+        size_t n = (size_t)(end - at);
+        if (n == 0 || (n <= 2 && !memcmp(at, "..", n)))
+            return 0;
+        if (!*end)
+            return 1;
+    }
+}
+
+/* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
+ * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
+ * later compares them with the attributes at the source's server. */
+static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
+    char target[1];
+    uint64_t ino = h->entry.ino;
+    return is_plain(h->path) && dev == p->shared.control->source[source].dev &&
+           monarch_statx_entry(p->roots[source], source, h->path, AT_STATX_DONT_SYNC, &h->entry,
+                               target, sizeof target) == 0 &&
+           h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
+}
+
+/* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
+ * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
+ * file at the received path; or memory is exhausted. */
+static struct handed *new_handed(const struct pool *p, int fd,
+                                 const struct monarch_handover *what) {
+    int is_known = !monarch_is_unmet(what->id);
+    size_t path_len = is_known ? 0 : what->path_len;
+    uint64_t dev, ino = monarch_inode_of(fd, &dev);
+    struct handed *h = ino ? calloc(1, sizeof *h + path_len + 1) : NULL;
+    if (!h)
+        return NULL;
+    h->fd = fd;
+    h->is_read = what->is_read != 0;
+    h->id = is_known ? what->id : MONARCH_NO_ENTRY;
+    h->claim = what->id;
+    h->since_ns = monarch_now_ns();
+    h->entry.ino = ino;
+    h->renames = __atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST);
+    memcpy(h->path, what->path, path_len);
+    if (!is_known && !describe(p, h, what->source, dev)) {
+        free(h);
+        return NULL;
+    }
+    h->entry.path_len = (uint16_t)path_len;
+    return h;
+}
 
 /* Finds or makes the order of the file, and gives the order a slot, so that it can begin at
  * once. */
@@ -193,7 +247,7 @@ static void *take_all(void *arg) {
         if (!receive(h, &what, &fd))
             continue;
         change_waiting(h, -1);
-        struct handed *file = fd >= 0 ? monarch_new_handed(h->pool, fd, &what) : NULL;
+        struct handed *file = fd >= 0 ? new_handed(h->pool, fd, &what) : NULL;
         if (file)
             take(me, file);
         else

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #endif
 
-/* --- MT19937, the generator of torch and of NumPy's RandomState: mersenne.c ------------------- */
+/* --- MT19937, the generator of torch and of NumPy's RandomState: shuffle.c -------------------- */
 
 struct monarch_mersenne {
     uint32_t state[624];

@@ -7,8 +7,10 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 from support.draws import cases, examples, seeds, sized
 from support.opening import Ranks, in_turns
 
-from monarch_py.daemon.plans.tracker import Found, PlanTracker, observe
-from monarch_py.plan import Plan, PlanPart
+from monarch_py.daemon.plans.manager import PlanManager
+from monarch_py.daemon.plans.placement import _uses
+from monarch_py.daemon.plans.tracker import Found, PlanTracker
+from monarch_py.plan import NEVER, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler, SequentialSampler, SubsetRandomSampler
@@ -61,6 +65,21 @@ class InTime(Executor):
         return done
 
 
+class Manager(PlanManager):
+    """A manager whose filler does nothing. Exceptions in a tracker are raised, and do not drop the
+    plan."""
+
+    def __init__(self) -> None:
+        super().__init__([], MagicMock())
+
+    @contextmanager
+    def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
+        yield
+
+
+MANAGER = Manager()
+
+
 def training(
     files: int, seed: int = 5, *, ranks: int = 1, workers: int = 8, batch: int = BATCH
 ) -> PlanPart:
@@ -91,13 +110,15 @@ def course_of(
     files += more
     tracker = PlanTracker(root / "plan.npz", None, plan, node, executor or AtOnce())
     runs = tuple(tracker.draw(number) for number in range(min(2, len(tracker.layout))))
-    tracker.begin(Found(np.arange(files, dtype=np.uint64), tracker.used_ever(), "", runs), files)
+    used = _uses(tracker)[1] != NEVER
+    tracker.begin(Found(np.arange(files, dtype=np.uint64), used, "", runs), files)
     return tracker
 
 
 def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
     """Runs one turn of the daemon's loop, in which the daemon sees that these files were opened."""
-    observe([c for c in trackers if c.state != "dropped"], np.unique(np.array([*turn], np.uint64)))
+    MANAGER.trackers = trackers
+    MANAGER.observe(np.unique(np.array([*turn], np.uint64)))
     for tracker in trackers:
         tracker.step()
 

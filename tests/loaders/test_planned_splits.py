@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from nodes.lone_nodes import Catalog, alone, node
+from nodes.lone_nodes import Catalog, Placing, alone, node
 
 from monarch_py.cli.plan import plan as command
 from monarch_py.commands.figures import owners_of
-from monarch_py.daemon.plans.placement import PlacementTask
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.groups.runs import RankGroups
@@ -182,11 +181,11 @@ def test_daemons_keep_files_where_the_plan_deals_them(
         daemon = node(rank, ((1 << 20,),) * NODES, catalog)
         daemon.step(scanned=True)
         found = Found(catalog.ids(), np.ones(FILES, dtype=bool), "", ())
-        tracker: Any = SimpleNamespace(find=lambda *_, f=found: f, timeline=timeline, node=rank)
+        tracker: Any = SimpleNamespace(found=found, timeline=timeline, node=rank)
         shared: Any = SimpleNamespace(catalog=catalog)
         room = TierRoom(1 << 20, FILES, UNIT.block_bytes, UNIT.entry_bytes)
         words = catalog.entries["word"]
-        task = PlacementTask([tracker], shared, catalog, (), words, [room], daemon, is_first=True)
+        task = Placing([tracker], shared, catalog, (), words, [room], daemon, is_first=True)
         result = task.make()
         daemon.follow(result.ids, result.tier, FILES, result.holders)
         ids = catalog.ids()
@@ -207,7 +206,7 @@ def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
     ids, kept = catalog.ids(), np.ones(FILES, dtype=bool)
     # The second plan has other files than the first.
     trackers: list[Any] = [
-        SimpleNamespace(find=lambda *_, f=found: f, timeline=plan.timeline(), node=0)
+        SimpleNamespace(found=found, timeline=plan.timeline(), node=0)
         for plan, found in zip(
             plans,
             (Found(ids[:FILES], kept, "", ()), Found(ids[FILES:], kept, "", ())),
@@ -220,7 +219,7 @@ def test_a_plan_beside_others_keeps_its_holders_and_needs_room(
         daemon = node(0, ((quota,),) * NODES, catalog)
         daemon.step(scanned=True)
         words = catalog.entries["word"]
-        task = PlacementTask(trackers, shared, catalog, (), words, [room], daemon, is_first=True)
+        task = Placing(trackers, shared, catalog, (), words, [room], daemon, is_first=True)
         result = task.make()
         owner = result.holders[np.argsort(result.ids)][:FILES, 0]
         assert owner.tolist() == holders[:, 0].tolist()

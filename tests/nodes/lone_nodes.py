@@ -14,6 +14,8 @@ import pytest
 from monarch_py.arrays import ENTRY
 from monarch_py.daemon.nodes import nodes as module
 from monarch_py.daemon.nodes.nodes import Membership, Nodes
+from monarch_py.daemon.plans.placement import PlacementTask
+from monarch_py.daemon.plans.tracker import Found
 from monarch_py.native import Kind
 from monarch_py.peers.membership import Cluster, Member
 
@@ -55,6 +57,14 @@ class Catalog:
 
     def ids(self) -> npt.NDArray[np.uint64]:
         return np.arange(self.count, dtype=np.uint64)
+
+
+class Placing(PlacementTask):
+    """A placement whose trackers have the files of their plans in `found`."""
+
+    def find(self, tracker: Any) -> Found:
+        found: Found = tracker.found
+        return found
 
 
 class Native:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from nodes.lone_nodes import Catalog, alone, node
+from nodes.lone_nodes import Catalog, Placing, alone, node
 
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes
-from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
+from monarch_py.daemon.plans.placement import PlacementResult
 from monarch_py.daemon.plans.tracker import Found
 from monarch_py.native import lib
 from monarch_py.plan import NEVER, Plan, PlanPart
@@ -164,13 +164,13 @@ class Trace:
         entries = self.catalog.ids()
         used = np.ones(FILES, dtype=bool)
         tracker: Any = SimpleNamespace(
-            find=lambda *_: Found(entries, used, "", ()),
+            found=Found(entries, used, "", ()),
             timeline=self.plan.timeline(),
             node=daemon.cluster.rank,
         )
         catalog: Any = self.catalog
         shared: Any = SimpleNamespace(catalog=catalog)
-        task = PlacementTask(
+        task = Placing(
             [tracker],
             shared,
             catalog,

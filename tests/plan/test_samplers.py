@@ -15,7 +15,6 @@ import pytest
 from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
-from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers import (
     DALIReader,
     DistributedSampler,
@@ -32,6 +31,7 @@ from monarch_py.plan.samplers import (
     WeightedRandomSampler,
     read_indices,
 )
+from monarch_py.plan.samplers._pytorch import Mersenne
 
 
 def hashed(order: Order) -> int:

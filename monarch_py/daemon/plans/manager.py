@@ -22,7 +22,7 @@ from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.plans.fetch_ahead import FetchAhead
 from monarch_py.daemon.plans.placement import PlacementResult, PlacementTask
 from monarch_py.daemon.plans.retry import Job
-from monarch_py.daemon.plans.tracker import PlanTracker, observe
+from monarch_py.daemon.plans.tracker import PlanTracker
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.ipc import word
 from monarch_py.native import State
@@ -113,14 +113,31 @@ class PlanManager:
         must call this method before it drops copies. Until the call, the entries still count as
         needed next, although they have just been used. If copies were dropped before the call, the
         copies of these entries would be kept, and copies that are still needed would be dropped
-        instead."""
+        instead.
+
+        Assigns each open to the plan that explains it. At most one plan explains an open. The plans
+        with the most fitting opens so far are tried first. Two kinds of opens do not count against
+        a plan: opens that another plan explains, and repeated opens by the job of another plan.
+        """
         if len(opened):
             self._seen_at = time.monotonic()
         if not self.is_active or not len(opened):
             return
         self._opened_at = time.monotonic()
-        followed = [tracker for tracker in self.trackers if tracker.state != "dropped"]
-        observe(followed, opened, self._at_its_risk)
+        trackers = [tracker for tracker in self.trackers if tracker.state != "dropped"]
+        trackers.sort(key=lambda c: -c.estimator.fits if c.estimator else 0)
+        left = np.ones(len(opened), dtype=bool)
+        fitted, known = np.zeros((2, len(trackers), len(opened)), dtype=bool)
+        for tracker, fits, again in zip(trackers, fitted, known, strict=True):
+            with self._at_its_risk(tracker):
+                fits[left] = tracker.observe(opened[left])
+                again[:] = tracker.knows_again(opened)
+            left &= ~fits
+        times = known.sum(axis=0)
+        for tracker, fits, again in zip(trackers, fitted, known, strict=True):
+            mine = (fits | left) & (times == again)
+            with self._at_its_risk(tracker):
+                tracker.judge(opened[mine], fits[mine], alone=len(trackers) == 1)
         if self.is_active:
             self._fetch_ahead.opened(opened)
         else:

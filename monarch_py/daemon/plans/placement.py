@@ -6,22 +6,25 @@ frequently used files lie in the fastest class of storage (section 5.1 of the No
 """
 
 import logging
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, Uints
+from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, Uints, pointer
 from monarch_py.config.schema import SourceConfig
 from monarch_py.daemon.nodes.nodes import UNIT, Nodes, rooms_of
 from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import State
+from monarch_py.native import Kind, State, ffi, lib
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
+from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
 from monarch_py.policies.node import ASKED, NOBODY, Holders
 from monarch_py.policies.nopfs.placement import is_placeable, place
@@ -35,7 +38,7 @@ log = logging.getLogger("monarch.planned")
 class PlacementResult:
     """The placement of the plans' files.
 
-    found : the result of each tracker's `find`
+    found : the files of each tracker's plan
     ids : (n,) entries of all files
     holders : for each file the nodes that keep it, owner first
     tier : (n,) int32, the tier in which this node keeps each file, or NOWHERE
@@ -71,7 +74,7 @@ class PlacementTask:
     is_first: bool
 
     def make(self) -> PlacementResult:
-        found = [c.find(self.shared, self.catalog, self.sources) for c in self.trackers]
+        found = [self.find(tracker) for tracker in self.trackers]
         good = [i for i, each in enumerate(found) if not each.problem]
         if not good:
             nobody = np.zeros((0, ASKED), dtype=np.int32)
@@ -82,9 +85,10 @@ class PlacementTask:
         frequency = np.zeros(len(ids), dtype=np.uint64)
         first = np.full(len(ids), NEVER, dtype=np.int64)
         for i, at in zip(good, where, strict=True):
-            used, first_use = _uses(self.trackers[i])
-            np.add.at(frequency, at, used)
+            uses, first_use = _uses(self.trackers[i])
+            np.add.at(frequency, at, uses)
             np.minimum.at(first, at, first_use)
+            found[i] = replace(found[i], used=first_use != NEVER)
         # The order of the files decides ties in the placement, so it must be the same on all nodes.
         # The nodes' catalogs may list the files in different orders, so the files are sorted by
         # their hashes.
@@ -101,6 +105,40 @@ class PlacementTask:
         kept = todo[tier[todo] != NOWHERE]
         kept = kept[np.argsort(first[kept], kind="stable")]
         return PlacementResult(found, ids, holders, tier, ids[kept])
+
+    def find(self, tracker: PlanTracker) -> Found:
+        """Finds the entries of a plan's files in the catalog, and draws the first two runs. Does
+        not determine which files are used."""
+        entries, problem = [], ""
+        for index in tracker.plan.datasets:
+            found, why = self._find_files(index)
+            entries.append(found)
+            problem = problem or why
+        runs = tuple(tracker.draw(number) for number in range(min(2, len(tracker.layout))))
+        return Found(np.concatenate(entries), np.zeros(0, dtype=bool), problem, runs)
+
+    def _find_files(self, index: Index) -> tuple[Ids, str]:
+        """Returns (files,) the files' entries, and the reason why the plan cannot be followed (""
+        if it can)."""
+        root = Path(os.path.realpath(index.root))
+        entries = np.full(index.files, -1, dtype=np.int64)
+        for number, source in enumerate(self.sources):
+            if root == source.real_path or source.real_path in root.parents:
+                below = os.fsencode(root.relative_to(source.real_path))
+                prefix = b"" if below == b"." else below + b"/"
+                shared, catalog = self.shared, self.catalog
+                where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
+                names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
+                lib.monarch_find_all(*where, *names, pointer(entries))
+                break
+        else:
+            return entries.astype(np.uint64), f"{index.root} is not inside any configured source"
+        known = np.flatnonzero(entries >= 0)
+        rows = self.catalog.entries[entries[known]]
+        same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])
+        missing = index.files - int(same.sum())
+        problem = f"{missing} of {index.files} files in {index.root} are missing or have changed"
+        return entries.astype(np.uint64), problem if missing else ""
 
     def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints

@@ -3,28 +3,20 @@
 The plan is followed run by run: a run is the list of the files that this node uses in one section
 of an epoch, in the order of their first use (see Run in plan/timeline.py).
 
-Slow work (finding the files, drawing a run, searching for the programs' position) runs in a
-thread. The loop polls for its results and never waits for them.
+Slow work (drawing a run, searching for the programs' position) runs in a thread. The loop polls
+for its results and never waits for them.
 """
 
-import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints, pointer
-from monarch_py.config.schema import SourceConfig
-from monarch_py.daemon.segments import Shared
-from monarch_py.ipc.catalog import CatalogReader
-from monarch_py.native import Kind, ffi, lib
+from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints
 from monarch_py.plan import Plan
 from monarch_py.plan.evidence import SEARCHED, locate
-from monarch_py.plan.index import Index
 from monarch_py.plan.position import PositionEstimator
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
@@ -43,7 +35,8 @@ EARLY = 1 << 20
 class Found:
     """The files of a plan in the catalog.
 
-    entries : (files,) uint64, the entry of each file;  used : (files,) whether any node uses it;
+    entries : (files,) uint64, the entry of each file
+    used : (files,) whether any node uses it; empty if there is a problem
     problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
     """
 
@@ -89,28 +82,6 @@ class PlanTracker:
         return self.estimator is not None and self.state != "dropped"
 
     # --- its files ------------------------------------------------------------------------------
-
-    def find(
-        self, shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...]
-    ) -> Found:
-        """Finds the files' entries in `catalog`, and draws the first two runs. Runs in the
-        thread."""
-        entries, problem = [], ""
-        for index in self.plan.datasets:
-            found, why = _find_files(shared, catalog, sources, index)
-            entries.append(found)
-            problem = problem or why
-        runs = tuple(self.draw(number) for number in range(min(2, len(self.layout))))
-        return Found(np.concatenate(entries), self.used_ever(), problem, runs)
-
-    def used_ever(self) -> Bools:
-        """Returns (files,) whether any node uses each file in any section. Runs in the thread."""
-        used = np.zeros(self.timeline.units, dtype=bool)
-        for section in self.timeline.sections():
-            used[section.rows[section.rows != NONE]] = True
-            if used.all():
-                break
-        return used
 
     def begin(self, found: Found, catalog_entries: int) -> None:
         """Starts following the plan, beginning with the accesses that were noted before this
@@ -327,55 +298,3 @@ class PlanTracker:
             "fitting": estimator.fits if estimator else 0,
             "others": estimator.misfits if estimator else 0,
         }
-
-
-def observe(
-    trackers: Sequence[PlanTracker],
-    opened: Ids,
-    at_risk: Callable[[PlanTracker], AbstractContextManager[object]] = nullcontext,
-) -> None:
-    """Takes the (n,) entries that programs have opened since the last call, and assigns each open
-    to the plan that explains it. At most one plan explains an open. The plans with the most fitting
-    opens so far are tried first. Two kinds of opens do not count against a plan: opens that another
-    plan explains, and repeated opens by the job of another plan.
-
-    at_risk : returns the context manager in which a plan handles the accesses
-    """
-    trackers = sorted(trackers, key=lambda c: -c.estimator.fits if c.estimator else 0)
-    left = np.ones(len(opened), dtype=bool)
-    fitted, known = np.zeros((2, len(trackers), len(opened)), dtype=bool)
-    for tracker, fits, again in zip(trackers, fitted, known, strict=True):
-        with at_risk(tracker):
-            fits[left] = tracker.observe(opened[left])
-            again[:] = tracker.knows_again(opened)
-        left &= ~fits
-    times = known.sum(axis=0)
-    for tracker, fits, again in zip(trackers, fitted, known, strict=True):
-        mine = (fits | left) & (times == again)
-        with at_risk(tracker):
-            tracker.judge(opened[mine], fits[mine], alone=len(trackers) == 1)
-
-
-def _find_files(
-    shared: Shared, catalog: CatalogReader, sources: tuple[SourceConfig, ...], index: Index
-) -> tuple[Ids, str]:
-    """Returns (files,) the files' entries, and the reason why the plan cannot be followed ("" if it
-    can)."""
-    root = Path(os.path.realpath(index.root))
-    entries = np.full(index.files, -1, dtype=np.int64)
-    for number, source in enumerate(sources):
-        if root == source.real_path or source.real_path in root.parents:
-            below = os.fsencode(root.relative_to(source.real_path))
-            prefix = b"" if below == b"." else below + b"/"
-            where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
-            names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
-            lib.monarch_find_all(*where, *names, pointer(entries))
-            break
-    else:
-        return entries.astype(np.uint64), f"{index.root} is not inside any configured source"
-    known = np.flatnonzero(entries >= 0)
-    rows = catalog.entries[entries[known]]
-    same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])
-    missing = index.files - int(same.sum())
-    problem = f"{missing} of {index.files} files in {index.root} are missing or have changed"
-    return entries.astype(np.uint64), problem if missing else ""

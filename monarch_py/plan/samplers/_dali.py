@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import ffi, lib
-from monarch_py.plan._mersenne import Mersenne
 from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_choice, check_length
+from monarch_py.plan.samplers._pytorch import Mersenne
 
 # file : readers of a list of files; records : tfrecord and other readers with an index
 READERS = ("file", "records")
