@@ -66,8 +66,7 @@ FOLLOWING_TURN_MS = 10
 # [ms]. The open itself rings no doorbell.
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
-# REST : the rest lasts this many times as long as the iteration, up to a maximum. So the loop takes
-#     at most a twentieth of a processor, unless the maximum is reached.
+# REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
 #     until the scan finds more files, the maximum is the time for which the files found so far will
@@ -78,7 +77,7 @@ FIRST_OPEN_MS = 5
 #     programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
 #     engine leaves work to the loop, for example a fill that a reader waits for.
-REST, MOST_REST_S, SHORT_REST_S, NAP_S = 19, 0.05, 0.01, 0.001
+REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
 # do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
