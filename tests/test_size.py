@@ -40,8 +40,8 @@ from support import lines
 #   first epoch of 600 files took a third more time now and then.
 # - 19 lines of C ask for short time slices. Where programs use all processors, a first epoch takes
 #   up to a third less time.
-MOST_PYTHON = 25_800
-MOST_C = 20_044
+MOST_PYTHON = 25_775
+MOST_C = 20_022
 
 PYTHON = '''\
 """A docstring
