@@ -14,9 +14,8 @@ from csrc.building import build_program
 from support import users
 from support.files import Files, digest
 from support.session import Session, wait_until
-from support.users import ALICE, as_user, install_for_all
+from support.users import ALICE, AlicesSession, as_user, install_for_all
 
-from monarch_py.ipc.session import SessionDir
 from monarch_py.native import LIBRARY
 
 HERE = Path(__file__).parent
@@ -24,14 +23,6 @@ HERE = Path(__file__).parent
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 2, 0, 0, 0)
 
 open_place = pytest.fixture(users.open_place)
-
-
-class OfAlice(Session):
-    """A session whose daemon is Alice's."""
-
-    @property
-    def paths(self) -> SessionDir:
-        return SessionDir(self.shm / f"monarch-{ALICE}" / super().paths.path.name)
 
 
 @pytest.fixture
@@ -45,7 +36,9 @@ def alices(open_place: Path) -> Iterator[Started]:
             directory.mkdir()
         mount.chmod(0o1777)
         tiers = [{"mount_point": mount, "max_storage_quota": 1 << 20}]
-        session = OfAlice(place, open_place / "source", tiers=tiers, autostart=True, idle_exit="2s")
+        session = AlicesSession(
+            place, open_place / "source", tiers=tiers, autostart=True, idle_exit="2s"
+        )
         session.shm.chmod(0o1777)
         return session
 

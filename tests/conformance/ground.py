@@ -143,6 +143,11 @@ class Ground:
     def root(self, library: bool) -> Path:
         return self.source if library else self.without
 
+    def python(self, library: bool) -> list[str]:
+        """Returns the words that start an interpreter. `library` says whether it runs under the
+        library, which `env` arranges."""
+        return [sys.executable]
+
     def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:
         own = {
             "ROOT": str(root),

@@ -5,7 +5,6 @@ written."""
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +49,7 @@ def transcript(
     root = root or ground.root(library)
     words = [str(root), str(seed), str(count), str(pauses)]
     process = subprocess.Popen(
-        [sys.executable, "-S", "-m", "conformance.operations", *words],
+        [*ground.python(library), "-S", "-m", "conformance.operations", *words],
         env=ground.env(library, root, PYTHONPATH=str(TESTS), **more),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

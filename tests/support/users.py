@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import monarch_py
+from monarch_py.ipc.session import SessionDir
 from support.session import Session
 
 # User ids that have no home directory, no group and no files.
@@ -56,6 +57,36 @@ def python_for_all() -> str:
     pytest.skip(f"other users cannot run {sys.executable}, and there is no {same} in /usr/bin")
 
 
+class AlicesSession(Session):
+    """A session whose daemon runs as Alice. `directory` must be one that any user can access."""
+
+    @property
+    def paths(self) -> SessionDir:
+        return SessionDir(self.shm / f"monarch-{ALICE}" / super().paths.path.name)
+
+    def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
+        return super().start(wait=wait, prefix=[*prefix, *as_user(ALICE)])
+
+    def _is_up(self) -> bool:
+        # The base class also reads the control segment, which only the daemon's own user may open.
+        assert self.daemon is not None
+        assert self.daemon.poll() is None, self.log.read_text(errors="replace")
+        return self.connection.runs()
+
+    def command(self, *words: str) -> list[str]:
+        return [python_for_all(), *super().command(*words)[1:]]
+
+    def env(self, preload: bool = True, **more: str) -> dict[str, str]:
+        return {**super().env(preload), **for_all(), **more}
+
+
+def for_all() -> dict[str, str]:
+    """Returns environment variables with which an interpreter of any user finds the tests'
+    packages."""
+    path = [entry for entry in (str(PACKAGE), *sys.path) if entry]
+    return {"HOME": "/", "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def install_for_all(prefix: Path) -> None:
     """Makes a virtual environment that any user can run. The environment finds the packages of this
     process."""
@@ -70,8 +101,7 @@ def install_for_all(prefix: Path) -> None:
 
 def environment(session: Session) -> dict[str, str]:
     """Returns the session's environment for an interpreter without the tests' packages."""
-    path = [entry for entry in (str(PACKAGE), *sys.path) if entry]
-    return session.env(False, HOME="/", PYTHONPATH=":".join(path), PYTHONDONTWRITEBYTECODE="1")
+    return session.env(False, **for_all())
 
 
 def ours(session: Session) -> list[str]:
