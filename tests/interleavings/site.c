@@ -141,13 +141,12 @@ static int open_descriptors(void) {
 /* --- before and after each run -------------------------------------------------------------------
  */
 
+/* Forgets that an entry's file has changed. */
 static void forget_change(uint64_t ino) {
     uint64_t dev = site.control->source[0].dev;
     uint64_t bits[2] = {monarch_filter_bit(dev, ino), monarch_filter_second(dev, ino)};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         site.clients->changed[bits[i] / 64] = 0;
-        site.clients->changed_coarse[bits[i] / MONARCH_FILTER_COARSE / 64] = 0;
-    }
 }
 
 void restore(void) {
@@ -160,6 +159,9 @@ void restore(void) {
     }
     memcpy(site.catalog, snapshot, snapshot->bytes);
     memset(site.clients->demand, 0, sizeof site.clients->demand);
+    /* Files that trials make have new inode numbers in each run. If their bits stayed, the bits of
+     * thousands of runs would lead later runs to other steps. */
+    memset(site.clients->changed_coarse, 0, sizeof site.clients->changed_coarse);
     site.clients->silent_at = 0;
     for (unsigned k = 0; k < FILES; k++) {
         forget_change(monarch_entries(site.catalog)[site.ids[k]].ino);
