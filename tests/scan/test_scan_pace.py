@@ -25,6 +25,7 @@ from monarch_py.daemon.scan.pace import (
     LOOK_S,
     MOST_S,
     OPENS_A_NAME,
+    RISE,
     ScanPace,
 )
 from monarch_py.demo.slowsource import SlowSource
@@ -77,19 +78,19 @@ def test_names_are_lacking_until_the_scan_has_found_some() -> None:
         assert pace.lacks_names == lacks
 
 
-def test_names_last_for_a_known_time_once_fills_have_run_for_a_while() -> None:
+def test_names_are_expected_to_last_less_long_while_the_rate_of_fills_rises() -> None:
     pace = ScanPace(0.0, awaits_s=0.0)
     for now_s in np.arange(0.0, 1.5 * AHEAD_S, 0.01).tolist():
         step(pace, now_s, opens=8, filled=int(1000 * now_s))
-        if now_s < AHEAD_S:
-            assert pace.lasts_s(100) == 0.0
+        if 0.1 * AHEAD_S < now_s < AHEAD_S:
+            assert pace.lasts_s(100) == pytest.approx(0.1 / RISE, rel=0.3)
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After a pause, the rate of fills is unknown until it has been measured anew.
+    # After a pause, the rate of fills is measured anew.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
-    step(pace, later_s + 0.01, opens=9, filled=filled + 100)
-    assert pace.lasts_s(100) == 0.0
+    step(pace, later_s + 0.01, opens=9, filled=filled + 20)
+    assert pace.lasts_s(100) == pytest.approx(0.05 / RISE)
 
 
 def test_programs_that_stop_opening_files_leave_the_source_to_the_scan() -> None:

@@ -20,6 +20,9 @@ RISING_BYTES = 8 << 20
 # After the scan has been given names to examine, it is given more as soon as one of them was a file
 # or directory; otherwise after this time [s].
 LOOK_S = 0.2
+# In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
+# loop. With a factor of 2, the daemon would raise the number of concurrent reads too late.
+RISE = 4.0
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
 OPENS_A_NAME = 16
@@ -114,10 +117,11 @@ class ScanPace:
         return wanted, more_others
 
     def lasts_s(self, files: int) -> float:
-        """Returns how long it takes to fill `files` files at the present rate [s]. Returns 0 until
-        files have been filled for AHEAD_S, because until then the rate still rises."""
+        """Returns how long it takes to fill `files` files at the present rate [s]. Until files have
+        been filled for AHEAD_S, the rate still rises, so RISE times the present rate is assumed."""
         is_steady = self._filled[0][1] > self._filled_before
-        return files / self._rate if is_steady and self._rate else 0.0
+        rate = self._rate if is_steady else RISE * self._rate
+        return files / rate if rate else 0.0
 
     def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:
         """Returns how many files are likely to be filled in the next AHEAD_S."""
