@@ -9,7 +9,8 @@
 static int64_t find_behind_links(const struct monarch_control *k, const struct monarch_clients *m,
                                  const struct monarch_catalog *c, unsigned source,
                                  const char *path) {
-    struct monarch_place place;
+    char text[MONARCH_PATH_MAX];
+    struct monarch_place place = {.path = text};
     monarch_resolve(k, c, m, k->source[source].path, path, 1, &place);
     return place.entry < 0 ? -1 : place.entry;
 }

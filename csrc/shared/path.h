@@ -15,7 +15,7 @@ struct monarch_place {
     int64_t entry; /* the entry's number, MONARCH_OUTSIDE or MONARCH_UNKNOWN */
     int32_t source;
     uint32_t path_len;
-    char path[MONARCH_PATH_MAX]; /* relative to the source */
+    char *path; /* relative to the source; the caller gives MONARCH_PATH_MAX bytes */
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`

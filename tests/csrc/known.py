@@ -84,7 +84,8 @@ class Known:
 
     def resolve(self, path: bytes, *, base: bytes = b"", follow: bool = True) -> Place:
         """Resolves the path. A relative path starts at `base`, the canonical working directory."""
-        out = ffi.new("struct monarch_place *")
+        text = ffi.new("char[]", 4096)  # MONARCH_PATH_MAX
+        out = ffi.new("struct monarch_place *", {"path": text})
         lib.monarch_resolve(self.control, self.c, self.clients, base, path, int(follow), out)
         text = ffi.string(out.path) if out.entry != OUTSIDE else b""
         return Place(int(out.entry), int(out.source), text)

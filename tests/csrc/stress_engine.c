@@ -173,8 +173,8 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
 }
 
 static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
-    char path[PATH_BYTES], odd[PATH_BYTES * 3];
-    struct monarch_place place;
+    char path[PATH_BYTES], odd[PATH_BYTES * 3], buffer[MONARCH_PATH_MAX];
+    struct monarch_place place = {.path = buffer};
     unsigned k = (unsigned)below(rng, FILES), d = k % DIRECTORIES;
     uint64_t count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
     name_of(k, path);

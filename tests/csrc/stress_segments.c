@@ -134,7 +134,7 @@ static void any_path(char *path, size_t room) {
 static void check_place(const struct monarch_place *place, const char *path, int follow) {
     struct stat st;
     CHECK(place->entry >= MONARCH_UNKNOWN && place->entry < (int64_t)catalog->count);
-    CHECK(strnlen(place->path, sizeof place->path) < sizeof place->path);
+    CHECK(strnlen(place->path, MONARCH_PATH_MAX) < MONARCH_PATH_MAX);
     if (place->entry < 0)
         return;
     const struct monarch_entry *e = &monarch_entries(catalog)[place->entry];
@@ -148,11 +148,14 @@ static uint64_t paths(void) {
     uint64_t found = 0;
     for (int i = 0; i < 20000; i++) {
         struct monarch_place *place = malloc(sizeof *place);
+        char *buffer = malloc(MONARCH_PATH_MAX);
         int follow = any(3) > 0;
         const char *rel;
         any_path(text, sizeof text);
         char *path = strdup(text);
-        CHECK(place && path);
+        CHECK(place && path && buffer);
+        place->path = buffer;
+        buffer[0] = 0;
         if (monarch_prefix(&control_of_root, path, strlen(path), &rel) >= 0)
             CHECK(rel >= path && rel <= path + strlen(path));
         monarch_is_odd(path, strlen(path));
@@ -179,6 +182,7 @@ static uint64_t paths(void) {
                         follow, place);
         free(path);
         free(place);
+        free(buffer);
     }
     return found;
 }

@@ -72,7 +72,7 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
     if (monarch_means_descriptor(from, flags))
         source = monarch_fd_to_change(fromdir, real);
     else
-        from = monarch_path_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
+        from = monarch_file_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
     if (source)
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
     /* `real` is the path of the file itself, so no link is followed. */
@@ -81,7 +81,10 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
 
 PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
     monarch_changed_names(todir, to);
-    return link_changed(fromdir, from, todir, to, flags);
+    int r = link_changed(fromdir, from, todir, to, flags);
+    if (r == 0)
+        monarch_changed_known(fromdir, from, flags & AT_SYMLINK_FOLLOW, NULL);
+    return r;
 }
 
 static void will_go(int dir, const char *path) {

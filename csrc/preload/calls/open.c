@@ -21,7 +21,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     /* The open truncates the file. The change is recorded before the open, because the caller may
      * be killed right after the open. */
     if (flags & O_TRUNC)
-        path = monarch_path_to_change(dir, path, follow, real);
+        path = monarch_file_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
     /* O_RDONLY | O_CREAT changes no existing file. */
     if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
@@ -35,7 +35,7 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
     }
-    if (fd < 0 && errno == EACCES && monarch_path_to_change(dir, path, follow, real) == real) {
+    if (fd < 0 && errno == EACCES && monarch_file_to_change(dir, path, follow, real) == real) {
         errno = old_errno;
         return REAL(open)(real, flags & ~O_CREAT);
     }
@@ -143,8 +143,12 @@ static int open_any(int dir, const char *path, int flags, mode_t mode, int plain
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    if (monarch_may_change(flags))
-        return open_for_change(dir, path, flags, mode, plain);
+    if (monarch_may_change(flags)) {
+        int fd = open_for_change(dir, path, flags, mode, plain);
+        if (fd >= 0)
+            monarch_changed_known(dir, path, !(flags & O_NOFOLLOW), NULL);
+        return fd;
+    }
     if (monarch_names_copy(path, NULL))
         return open_again(dir, path, flags, plain);
     return open_for_reading(dir, path, flags, plain);
@@ -213,14 +217,16 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     char real[MONARCH_PATH_MAX];
     int flags = (int)flags_of(how, n), changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC)
-        monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
+        monarch_changed_file(dir, path, !(flags & O_NOFOLLOW));
     int fd = -1;
     if (REAL(openat2))
         fd = REAL(openat2)(dir, path, how, n);
     else
         errno = ENOSYS;
-    if (fd >= 0 && changes)
+    if (fd >= 0 && changes) {
         monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real);
+        monarch_changed_known(dir, path, !(flags & O_NOFOLLOW), real);
+    }
     return fd;
 }
 

@@ -120,7 +120,7 @@ __attribute__((noinline)) static void record(const struct action *x, int i) {
     int dir, flags = x[i].open.flags;
     char *path = path_opened(x, i, buffer, &dir);
     if (path)
-        monarch_changed_path(dir, path, !(flags & O_NOFOLLOW));
+        monarch_changed_file(dir, path, !(flags & O_NOFOLLOW));
     if (path && flags & O_CREAT)
         monarch_changed_names_of(dir, path);
 }

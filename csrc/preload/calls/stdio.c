@@ -96,7 +96,7 @@ __attribute__((noinline)) static FILE *open_again(const char *path, const char *
 
 __attribute__((noinline)) static FILE *open_for_change(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
-    path = monarch_path_to_change(AT_FDCWD, path, 1, real);
+    path = monarch_file_to_change(AT_FDCWD, path, 1, real);
     return changed(REAL(fopen)(path, mode), mode, real);
 }
 
@@ -104,8 +104,12 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(fopen)(path, mode);
-    if (!only_reads(mode))
-        return open_for_change(path, mode);
+    if (!only_reads(mode)) {
+        FILE *f = open_for_change(path, mode);
+        if (f)
+            monarch_changed_known(AT_FDCWD, path, 1, NULL);
+        return f;
+    }
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
@@ -157,7 +161,7 @@ __attribute__((noinline)) static FILE *reopen_special(const char *path, const ch
         return reopen_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode,
                                   stream);
     if (path)
-        path = monarch_path_to_change(AT_FDCWD, path, 1, real);
+        path = monarch_file_to_change(AT_FDCWD, path, 1, real);
     else
         monarch_changed_fd(fileno(stream));
     return changed(REAL(freopen)(path, mode, stream), mode, real);
@@ -168,8 +172,12 @@ PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(freopen)(path, mode, stream);
     monarch_will_close_stream(stream);
-    if (!path || !only_reads(mode) || monarch_names_copy(path, NULL))
-        return reopen_special(path, mode, stream);
+    if (!path || !only_reads(mode) || monarch_names_copy(path, NULL)) {
+        FILE *f = reopen_special(path, mode, stream);
+        if (f && path && !only_reads(mode))
+            monarch_changed_known(AT_FDCWD, path, 1, NULL);
+        return f;
+    }
     return reopen_for_reading(path, mode, stream);
 }
 

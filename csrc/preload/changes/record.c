@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "preload/fill/serve.h"
+#include "preload/lookup/where.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
 #include "preload/process/text.h"
@@ -35,11 +36,44 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
     return 1;
 }
 
-int monarch_changed_path(int dir, const char *path, int follow) {
+/* Marks the file that the catalog has at the path. The catalog's file and the file that is there
+ * now differ if a process without the library has replaced or removed the catalog's file, and the
+ * daemon has not noticed that yet. The copy of the catalog's file must no longer be served, because
+ * the program must see its own change. `path` must not be a bad pointer. buffer: MONARCH_PATH_MAX
+ * bytes of the caller's stack, or NULL if the caller has no such buffer. */
+static void mark_known(struct session *s, int dir, const char *path, int follow, char *buffer) {
+    const struct monarch_catalog *c;
+    int64_t id = MONARCH_OUTSIDE;
+    int old_errno = errno; /* the look-up may map a newer catalog */
+    if (s && path != buffer && !monarch_leads_nowhere(dir, path))
+        id = buffer ? monarch_locate_in(s, &c, dir, path, follow, buffer)
+                    : monarch_locate(s, &c, dir, path, follow);
+    errno = old_errno;
+    if (id < 0)
+        return;
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    monarch_mark_changed(s->clients, s->control->source[e->source].dev, e->ino);
+}
+
+int monarch_changed_file(int dir, const char *path, int follow) {
     struct session *s;
     struct stat st;
     return is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
            mark(s, &st, 0);
+}
+
+void monarch_changed_known(int dir, const char *path, int follow, char *buffer) {
+    struct session *s;
+    if (is_heard(&s))
+        mark_known(s, dir, path, follow, buffer);
+}
+
+int monarch_changed_path(int dir, const char *path, int follow) {
+    struct session *s;
+    struct stat st;
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != -EFAULT)
+        mark_known(s, dir, path, follow, NULL);
+    return monarch_changed_file(dir, path, follow);
 }
 
 void monarch_changed_fd(int fd) {
@@ -91,7 +125,12 @@ static void mark_all(struct session *s, const struct stat *st) {
 void monarch_changed_tree(int dir, const char *path) {
     struct session *s;
     struct stat st;
-    if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) == 0)
+    if (!is_heard(&s))
+        return;
+    int r = sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW);
+    if (r != -EFAULT)
+        mark_known(s, dir, path, 0, NULL);
+    if (r == 0)
         mark_all(s, &st);
 }
 
@@ -203,12 +242,20 @@ const char *monarch_opened_for_change(int fd, int created, int dir, const char *
     return record(&st, real) ? real : NULL;
 }
 
-const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
+const char *monarch_file_to_change(int dir, const char *path, int follow, char *real) {
     struct stat st;
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) ||
         sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != 0)
         return path;
     return record(&st, real) ? real : path;
+}
+
+const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
+    struct session *s;
+    struct stat st;
+    if (is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != -EFAULT)
+        mark_known(s, dir, path, follow, real);
+    return monarch_file_to_change(dir, path, follow, real);
 }
 
 const char *monarch_fd_to_change(int fd, char *real) {

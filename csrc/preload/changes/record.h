@@ -10,6 +10,14 @@
  * is not on a source's device is not recorded. monarch_changed_path returns whether the file is on
  * a source's device. monarch_changed_tree is for renamed directories. */
 int monarch_changed_path(int dir, const char *path, int follow);
+/* Like monarch_changed_path, but needs less stack, and records only the change of the file that is
+ * at the path now. */
+int monarch_changed_file(int dir, const char *path, int follow);
+/* Records that the file which the catalog has at `path` has changed. This file and the file that is
+ * there now differ if a process without the library has replaced the catalog's file. Call this
+ * after a call with this path has succeeded. buffer: MONARCH_PATH_MAX bytes if the caller has such
+ * a buffer on its stack, else NULL. */
+void monarch_changed_known(int dir, const char *path, int follow, char *buffer);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
@@ -19,6 +27,9 @@ void monarch_changed_tree(int dir, const char *path);
  * If the source's file is no longer at its path, makes `real` empty: the call then fails with
  * ENOENT, and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
+/* Like monarch_path_to_change, but needs less stack, and records only the change of the file that
+ * is at the path now. Call monarch_changed_known after the change. */
+const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
 /* Like monarch_path_to_change, for a call on the descriptor `fd`. Returns NULL if `fd` is not a
  * descriptor of a copy; the call then uses `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);

@@ -49,7 +49,7 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         path = path[a->skip] ? path + a->skip : ".";
     } else if (*path != '/') {
         if (dir == AT_FDCWD
-                ? sys_getcwd(place->path, sizeof place->path) <= 0 || place->path[0] != '/'
+                ? sys_getcwd(place->path, MONARCH_PATH_MAX) <= 0 || place->path[0] != '/'
                 : !directory_path(s, dir, place->path))
             return;
     }
@@ -58,11 +58,12 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because its `place` takes much of the stack, and few calls need
+/* This is a separate function, because its buffer takes much of the stack, and few calls need
  * it. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
-    struct monarch_place place;
+    char text[MONARCH_PATH_MAX];
+    struct monarch_place place = {.path = text};
     monarch_locate_place(s, a, dir, path, follow, &place);
     return place.entry;
 }
@@ -177,4 +178,15 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
     *c = a.catalog; /* the catalog that has entry `id`: the look-up may have mapped a newer one */
     return id;
+}
+
+int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, int dir,
+                          const char *path, int follow, char *buffer) {
+    struct monarch_aim a;
+    struct monarch_place place = {.path = buffer};
+    if (!monarch_aim(s, dir, path, 0, &a))
+        return MONARCH_OUTSIDE;
+    monarch_locate_place(s, &a, dir, path, follow, &place);
+    *c = a.catalog;
+    return place.entry;
 }

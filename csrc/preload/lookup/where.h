@@ -16,6 +16,10 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
  * needs it, because most processes never need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
+/* Like monarch_locate, for a caller that has a buffer for a path on its stack, and so has no room
+ * for another one. buffer: MONARCH_PATH_MAX bytes, not those of `path`. */
+int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, int dir,
+                          const char *path, int follow, char *buffer);
 
 /* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
  * it. A plain path, which is absolute and whose text leads into a source, is looked up by
