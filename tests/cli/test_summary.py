@@ -365,3 +365,22 @@ def test_what_a_run_has_read_is_not_said_to_be_unused(
     script = "for i in 1 2 3; do cat $1/* > /dev/null; done"
     _, lines = run(session, "sh", "-c", script, "sh", str(slow.mountpoint))
     assert not any("ahead:" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("way", ["by_read", "by_stream"])
+@pytest.mark.parametrize("is_link_to_root", [True, False])
+def test_a_job_that_reads_only_through_links(
+    slow: SlowSource, session_factory: Factory, tmp_path: Path, way: str, *, is_link_to_root: bool
+) -> None:
+    """A program that begins to read through links is noticed at its first open, although the scan
+    waits for that open, so the catalog knows no file to which a link leads."""
+    link = tmp_path / "link"
+    if is_link_to_root:
+        link.symlink_to(slow.mountpoint)
+    else:
+        link.mkdir()
+        for number in range(COUNT):
+            (link / str(number)).symlink_to(slow.mountpoint / f"f{number:02}")
+    session = session_factory(slow.mountpoint, prefetch="auto")
+    report, lines = run(session, sys.executable, "-c", WAYS, str(link), way)
+    assert report["totals"]["opens"] == COUNT, lines

@@ -76,15 +76,15 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
  * a source. Even this open gets the copy, because it may be the program's only open in that
  * directory. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
-                                                  int flags, int fd) {
+                                                  int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;
     int old_errno = errno;
-    uint64_t since_ns = monarch_now_ns();
+    monarch_note_source_open(took_ns);
     monarch_look_up(s, dir, path, flags, &o);
     if (o.entry && is_promoted(s, &o, flags, fd))
         monarch_opened_copy(s, &o);
-    else if (o.entry)
-        monarch_opened_source(s, &o, flags, monarch_now_ns() - since_ns, fd);
+    else
+        monarch_opened_source(s, &o, flags, took_ns, fd);
     errno = old_errno;
 }
 
@@ -119,12 +119,16 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         if (!o.served && !o.claimed && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
-    uint64_t began_ns = o.id != MONARCH_OUTSIDE ? monarch_now_ns() : 0;
+    int is_timed = o.id != MONARCH_OUTSIDE || o.is_new;
+    uint64_t began_ns = is_timed ? monarch_now_ns() : 0;
     int fd = plain ? REAL(open)(path, flags) : REAL(openat)(dir, path, flags);
-    if (fd >= 0 && began_ns)
-        monarch_opened_source(s, &o, flags, monarch_note_source_open(began_ns), fd);
-    if (fd >= 0 && !began_ns && monarch_opened_elsewhere(s, &o, path, fd))
-        open_learnt(s, dir, path, flags, fd);
+    uint64_t took_ns = is_timed ? monarch_now_ns() - began_ns : 0;
+    if (fd >= 0 && o.id != MONARCH_OUTSIDE) {
+        monarch_note_source_open(took_ns);
+        monarch_opened_source(s, &o, flags, took_ns, fd);
+    } else if (fd >= 0 && monarch_opened_elsewhere(s, &o, path, fd)) {
+        open_learnt(s, dir, path, flags, took_ns, fd);
+    }
     if (fd < 0 && o.entry)
         monarch_not_opened(s, &o);
     return fd;

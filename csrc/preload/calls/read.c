@@ -115,7 +115,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
                 /* The duration of the wait tells how fast the source is. */
-                monarch_note_source_read(w->since_ns);
+                monarch_note_source_read(monarch_now_ns() - w->since_ns);
             w->since_ns = 0;
             buf += got;
             w->at += got;
@@ -174,7 +174,7 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
-    monarch_note_source_read(began_ns);
+    monarch_note_source_read(monarch_now_ns() - began_ns);
     if (monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -241,7 +241,7 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
  * source has served the read, so the read's duration is noted too. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
-        monarch_note_source_read(since_ns);
+        monarch_note_source_read(monarch_now_ns() - since_ns);
     return monarch_note_read(fd, n, at);
 }
 

@@ -30,14 +30,20 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
 
 /* Call this after fopen or freopen at the source, whether it succeeded or failed. A stream moves
  * its descriptor's offset inside libc, so the descriptor is never promoted. */
-static FILE *opened_source(struct session *s, const struct monarch_opening *o, const char *path,
+static FILE *opened_source(struct session *s, struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
-    if (f && o->id != MONARCH_OUTSIDE) {
-        monarch_opened_source(s, o, O_RDONLY, monarch_now_ns() - since_ns, fileno(f));
+    uint64_t took_ns = monarch_now_ns() - since_ns;
+    if (f && o->id == MONARCH_OUTSIDE) {
+        if (!monarch_opened_elsewhere(s, o, path, fileno(f)))
+            return f;
+        int old_errno = errno;
+        monarch_look_up(s, AT_FDCWD, path, O_RDONLY, o);
+        errno = old_errno;
+    }
+    if (f) {
+        monarch_opened_source(s, o, O_RDONLY, took_ns, fileno(f));
         monarch_track_flag(fileno(f), TRACK_OFFSET);
         monarch_count_stream(fileno(f));
-    } else if (f) {
-        monarch_opened_elsewhere(s, o, path, fileno(f));
     } else if (o->entry) {
         monarch_not_opened(s, o);
     }

@@ -174,20 +174,14 @@ static void note_mean(uint64_t *mean_ns, uint64_t took_ns) {
         __atomic_store_n(mean_ns, now ? now : 1, __ATOMIC_RELAXED);
 }
 
-static uint64_t note(struct taken *t, uint64_t near_ns, uint64_t since_ns) {
-    uint64_t all = monarch_now_ns() - since_ns, took = all < MOST_NS ? all : MOST_NS;
-    note_mean(&t->mean_ns, took);
-    note_share(&t->at_hand, took < AT_HAND_NS);
-    note_share(&t->near, took < near_ns);
-    return all;
+static void note(struct taken *t, uint64_t near_ns, uint64_t took_ns) {
+    note_mean(&t->mean_ns, took_ns < MOST_NS ? took_ns : MOST_NS);
+    note_share(&t->at_hand, took_ns < AT_HAND_NS);
+    note_share(&t->near, took_ns < near_ns);
 }
 
-uint64_t monarch_note_source_open(uint64_t since_ns) {
-    return note(&opens, OPEN_NEAR_NS, since_ns);
-}
-uint64_t monarch_note_source_read(uint64_t since_ns) {
-    return note(&reads, READ_NEAR_NS, since_ns);
-}
+void monarch_note_source_open(uint64_t took_ns) { note(&opens, OPEN_NEAR_NS, took_ns); }
+void monarch_note_source_read(uint64_t took_ns) { note(&reads, READ_NEAR_NS, took_ns); }
 
 uint64_t monarch_latency_ns(void) {
     uint64_t open = __atomic_load_n(&opens.mean_ns, __ATOMIC_RELAXED);

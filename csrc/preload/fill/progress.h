@@ -44,10 +44,9 @@ int monarch_source_is_at_hand(void);
  * that some reads are still timed. */
 int monarch_source_is_near(void);
 
-/* Call this after an open or a read at a source. since_ns: the time (monarch_now_ns) at which the
- * open or the read began. Returns how long the open or the read took [ns]. */
-uint64_t monarch_note_source_open(uint64_t since_ns);
-uint64_t monarch_note_source_read(uint64_t since_ns);
+/* Call this after an open or a read at a source. took_ns: how long the open or the read took. */
+void monarch_note_source_open(uint64_t took_ns);
+void monarch_note_source_read(uint64_t took_ns);
 
 /* Returns the mean time of an open at the sources plus the mean time of a read [ns], or 0 if no
  * open was timed yet. */

@@ -4,6 +4,7 @@
 #include <sys/sysmacros.h>
 
 #include "preload/lookup/cwd.h"
+#include "preload/lookup/where.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
@@ -243,10 +244,23 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     return S_ISREG(st->st_mode);
 }
 
+/* Returns whether the file that `fd` refers to is in a source by the path that the kernel reports,
+ * although the catalog does not know the file yet. After the scan, no file is. This is a separate
+ * function, because its buffer takes much of the stack, and few opens need it. */
+__attribute__((noinline)) static int is_unmet(struct session *s, int fd, uint64_t dev) {
+    char path[MONARCH_PATH_MAX];
+    const char *rel;
+    if (s->control->scanned || monarch_source_on(s, dev, 0) < 0 || !monarch_name_of(fd, path))
+        return 0;
+    int source = monarch_prefix(s->control, path, strlen(path), &rel);
+    return source >= 0 && monarch_root_is_ours(s, (unsigned)source, 0);
+}
+
 int monarch_learn_open(struct session *s, const char *path, int fd) {
     struct stat st;
     return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-           learn(s, path, directory_length(path, strlen(path)), &st);
+           (learn(s, path, directory_length(path, strlen(path)), &st) ||
+            is_unmet(s, fd, st.st_dev));
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result

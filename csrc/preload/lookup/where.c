@@ -148,8 +148,11 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
 
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow) {
-    if (a->lead == MONARCH_LEAD_FILES)
-        return monarch_enter_file(s, a->catalog, dir, path, follow, &a->version);
+    if (a->lead == MONARCH_LEAD_FILES) {
+        int64_t id = monarch_enter_file(s, a->catalog, dir, path, follow, &a->version);
+        a->is_new = id == MONARCH_OUTSIDE && !s->control->scanned;
+        return id;
+    }
     if (a->is_alias && !follow)
         return MONARCH_OUTSIDE;
     if (a->source >= 0) {

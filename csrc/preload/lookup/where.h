@@ -33,8 +33,10 @@ struct monarch_aim {
     enum monarch_lead lead; /* how the path leads into a source, if its text does not */
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
-    int is_open;     /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    int is_new;      /* 1: the path's text leads into no source, and no hint is known */
+    int is_open; /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
+    /* 1: the path's text leads into no source, and no hint is known; or the hint is
+     * MONARCH_LEAD_FILES, and the scan may still find the file */
+    int is_new;
     const char *rel; /* the path relative to the source */
     size_t len;
     uint64_t hash;
