@@ -316,6 +316,8 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
 /* Sets how many bytes and operations per second the engine may request from the sources; 0: no
  * limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
+/* Sets whether the engine may read small files with O_DIRECT. At first it may. */
+void monarch_engine_read_direct(struct monarch_engine *e, int may);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
  * sleep after each file, so that programs get more processor time. */

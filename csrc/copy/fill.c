@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "clients/demands.h"
-#include "copy/flow.h"
 #include "copy/from_peer.h"
 #include "copy/pack.h"
 #include "copy/source_file.h"

@@ -24,11 +24,3 @@ struct visit monarch_visit(struct monarch_engine *e, unsigned place);
 void monarch_leave(const struct visit *v, uint64_t bytes);
 /* Ends a visit without adding its duration to the endpoint's measured flow. */
 void monarch_leave_unseen(const struct visit *v);
-/* Notes how long the open and the read of a one-unit file took at its source. If more than half of
- * the recent files took less than FAST_NS (flow.c), the source counts as fast. */
-void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
- * this happened to more than half of the source's recent files, the source counts as pageless.
- * Programs then hand over only one in 128 of its files, which shows whether the kernel keeps the
- * pages again. */
-void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);

@@ -145,6 +145,91 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
     return !(kept >> job->entry.source & 1);
 }
 
+/* --- how fast the sources are ----------------------------------------------------------------- */
+
+/* If a small file is opened and read in less time than this [ns], its source is probably fast. A
+ * local disk or the page cache needs less time. A network file system needs more, because its
+ * server is asked twice: for the open, and for the bytes. */
+#define FAST_NS 300000
+/* If the read of a small file takes less time than this [ns], its bytes were probably in the page
+ * cache: an earlier read, or the open, has brought them. */
+#define CACHED_NS 150000
+/* note() computes the share of a source's recent files for which a condition holds. */
+#define SHARE_ALL 1024U /* the share if the condition holds for all files */
+#define JUDGED 32U      /* number of fills after which programs may rely on a source's share */
+#define SHARE_STEP 32U  /* the share is a running mean over about this many files */
+
+/* Adds one file to the running mean. Sets the source's bit in *bits if the mean exceeds one half,
+ * else clears it. If two threads write the mean at once, one of their files is not counted. */
+static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
+    uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
+    share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
+    __atomic_store_n(mean, share, __ATOMIC_RELAXED);
+    uint32_t is_set = share > SHARE_ALL / 2 ? bit : 0;
+    if ((__atomic_load_n(bits, __ATOMIC_RELAXED) & bit) == is_set)
+        return;
+    if (is_set)
+        __atomic_fetch_or(bits, bit, __ATOMIC_RELAXED);
+    else
+        __atomic_fetch_and(bits, ~bit, __ATOMIC_RELAXED);
+}
+
+void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns) {
+    note(&e->fast[source], &e->control->fast_sources, source, ns < FAST_NS);
+    if (__atomic_add_fetch(&e->judged[source], 1, __ATOMIC_RELAXED) == JUDGED)
+        __atomic_fetch_or(&e->control->judged_sources, 1U << source, __ATOMIC_RELAXED);
+}
+
+void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone) {
+    note(&e->pageless[source], &e->control->pageless_sources, source, are_gone);
+}
+
+/* --- reads that bypass the page cache --------------------------------------------------------- */
+
+/* For a file of at least this many bytes, O_DIRECT saves more processor time than its two calls of
+ * fcntl take. */
+#define DIRECT_BYTES 16384
+/* Of the files that could be read with O_DIRECT, every PROBED-th is read through the page cache. If
+ * these reads show that the page cache has most files, the others are read through it again. */
+#define PROBED 32
+/* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
+#define DIRECT_ROUND 4096
+
+/* Returns whether to read the fill's file with O_DIRECT. A file of several units is not, because
+ * programs may read it through the page cache at the same time. A file in use is not, because a
+ * program may have read it, so that its bytes are in the page cache. */
+static int is_to_read_direct(struct monarch_engine *e, const struct fill *f, uint64_t n) {
+    const struct job *job = f->job;
+    unsigned source = job->entry.source;
+    uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
+                       ~__atomic_load_n(&e->undirect_sources, __ATOMIC_RELAXED);
+    return sources >> source & 1 && f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES &&
+           !job->result.in_use && __atomic_load_n(&e->judged[source], __ATOMIC_RELAXED) % PROBED;
+}
+
+/* Reads the whole file, of `n` bytes, with O_DIRECT into `buffer`, which is page-aligned and has
+ * MONARCH_CHUNK bytes. Returns whether all bytes were read. If not, the file system does not
+ * support this read, the file is shorter, or the source has failed. */
+static int read_direct(struct monarch_engine *e, const struct job *job, int fd, char *buffer,
+                       uint64_t n) {
+    size_t whole = (n + DIRECT_ROUND - 1) / DIRECT_ROUND * DIRECT_ROUND;
+    int flags = fcntl(fd, F_GETFL);
+    int may = flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
+    ssize_t got = may ? pread(fd, buffer, whole, 0) : -1;
+    int is_unsupported = got < 0 && (errno == EINVAL || errno == EOPNOTSUPP);
+    if (may)
+        fcntl(fd, F_SETFL, flags);
+    if (is_unsupported)
+        __atomic_fetch_or(&e->undirect_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
+    return got >= (ssize_t)n;
+}
+
+void monarch_engine_read_direct(struct monarch_engine *e, int may) {
+    __atomic_store_n(&e->undirect_sources, may ? 0 : UINT32_MAX, __ATOMIC_RELAXED);
+}
+
+/* --- reads through the page cache ------------------------------------------------------------- */
+
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     size_t done = 0;
     while (done < n) {
@@ -282,10 +367,16 @@ static int give_back(struct monarch_engine *e, struct fill *f, int from, int *st
 static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                                 uint64_t n, uint64_t at) {
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
+    unsigned source = f->job->entry.source;
     monarch_acquire_rate(e, n);
-    ssize_t got = monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+    int is_direct = is_to_read_direct(e, f, n) && read_direct(e, f->job, from, buffer, n);
+    ssize_t got =
+        is_direct ? (ssize_t)n : monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
+    uint64_t took_ns = monarch_now_ns() - v.since_ns;
     if (f->units == 1)
-        f->source_ns += monarch_now_ns() - v.since_ns;
+        f->source_ns += took_ns;
+    if (f->units == 1 && !is_direct)
+        note(&e->awaited[source], &e->awaited_sources, source, took_ns >= CACHED_NS);
     monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
     if (got == (ssize_t)n)
         note_read(e, n);

@@ -30,6 +30,14 @@ ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
 int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages after a read */
+/* Notes how long the open and the read of a one-unit file took at its source. If more than half of
+ * the recent files took less than FAST_NS (source_file.c), the source counts as fast. */
+void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
+ * this happened to more than half of the source's recent files, the source counts as pageless.
+ * Programs then hand over only one in 128 of its files, which shows whether the kernel keeps the
+ * pages again. */
+void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 
 /* --- the descriptor of a fill ----------------------------------------------------------------- */
 

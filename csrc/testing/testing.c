@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "copy/flow.h"
+#include "copy/source_file.h"
 #include "engine/fair_queue.h"
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"

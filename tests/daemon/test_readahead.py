@@ -3,9 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +14,7 @@ from daemon.old_files import NUMBERED, OldFiles
 from support.epoch import Reader
 from support.files import Files
 from support.manifests import wait_recorded
+from support.page_cache import cached_bytes, forget_pages
 from support.session import MIB, Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
@@ -95,24 +93,9 @@ def fill(session: Session) -> dict[int, Path]:
     return {int(name): path for name, path in copies.items()}
 
 
-def forget_pages(copies: dict[int, Path], files: list[int]) -> None:
-    for number in files:
-        fd = os.open(copies[number], os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
 def is_cached(copy: Path) -> bool:
     """Whether all pages of the copy are in memory."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as seen:
-        pages = (ctypes.c_ubyte * -(-len(seen) // mmap.PAGESIZE))()
-        start = ctypes.c_char.from_buffer(seen)
-        done = libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(seen)), pages)
-        del start  # otherwise the mapping cannot be closed
-        assert done == 0, os.strerror(ctypes.get_errno())
-        return all(page & 1 for page in pages)
+    return cached_bytes(copy) >= copy.stat().st_size
 
 
 def are_cached(copies: list[Path]) -> bool:
@@ -128,7 +111,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
 ) -> None:
     session = training.session(tmp_path / "tier")
     copies = fill(session)
-    forget_pages(copies, list(copies))
+    for copy in copies.values():
+        forget_pages(copy)
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
@@ -144,7 +128,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     for at in range(0, FILES, PART):
         # These files were read. They are in memory for their next use only if the daemon brings
         # their copies in again.
-        forget_pages(copies, order[:at])
+        for number in order[:at]:
+            forget_pages(copies[number])
         training.read(epoch_reader, session, order[at : at + PART])
         soon = [copies[number] for number in order[at + PART :][: LEAST // 2]]
         wait_until(partial(are_cached, soon), what=f"what follows {at + PART}")

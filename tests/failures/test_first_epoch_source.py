@@ -3,9 +3,7 @@ while its files are filled and read. Also of the pages that a fill leaves in the
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from support.draws import cases
 from support.epoch import Reader, content, make_files
 from support.files import digest
 from support.mounts import Mounts
+from support.page_cache import cached_bytes, forget_pages
 from support.session import IN_UNITS, MIB, Session, wait_until
 from support.steps import Steps
 
@@ -347,33 +346,6 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
 
 
 # --- the page cache -----------------------------------------------------------------------------
-
-
-def cached_bytes(path: Path) -> int:
-    """Returns how many bytes of the file are in the page cache, without reading the file."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with path.open("rb") as file:
-        view = mmap.mmap(
-            file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE
-        )
-    try:
-        pages = (len(view) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
-        resident = (ctypes.c_ubyte * pages)()
-        where = ctypes.c_char.from_buffer(view)
-        start = ctypes.c_void_p(ctypes.addressof(where))
-        assert libc.mincore(start, ctypes.c_size_t(len(view)), resident) == 0
-        del where
-        return sum(page & 1 for page in resident) * mmap.PAGESIZE
-    finally:
-        view.close()
-
-
-def forget_pages(file: Path) -> None:
-    fd = os.open(file, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-    assert cached_bytes(file) == 0
 
 
 @pytest.mark.parametrize("way", cases(["warm", "read", "pread"], ["warm", "read"]))

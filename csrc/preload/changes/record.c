@@ -7,6 +7,7 @@
 #include "preload/lookup/where.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
+#include "preload/process/proc.h"
 #include "preload/process/text.h"
 #include "preload/session/tell.h"
 #include "shared/sys.h"

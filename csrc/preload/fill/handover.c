@@ -11,7 +11,7 @@
 #include "preload/fill/progress.h"
 #include "preload/fill/request.h"
 #include "preload/fill/wait.h"
-#include "preload/lookup/where.h"
+#include "preload/process/attributes.h"
 #include "preload/process/momentary.h"
 #include "preload/process/proc.h"
 #include "preload/process/text.h"

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "preload/lookup/where.h"
 #include "preload/process/attributes.h"
 #include "preload/process/proc.h"
 #include "preload/session/session.h"

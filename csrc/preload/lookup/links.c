@@ -4,7 +4,7 @@
 #include <sys/sysmacros.h>
 
 #include "preload/lookup/cwd.h"
-#include "preload/lookup/where.h"
+#include "preload/process/proc.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"

@@ -2,22 +2,10 @@
 
 #include <string.h>
 
-#include "preload/process/text.h"
+#include "preload/process/proc.h"
 #include "preload/session/copies.h"
 #include "preload/session/roots.h"
 #include "shared/sys.h"
-
-int monarch_name_of(int fd, char *out) {
-    char link[32];
-    if (fd < 0)
-        return 0;
-    put_number(put(link, "/proc/self/fd/"), (uint64_t)fd, 10, 1);
-    long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
-    if (len <= 0 || out[0] != '/')
-        return 0;
-    out[len] = 0;
-    return 1;
-}
 
 /* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
  * refers to any other file. */

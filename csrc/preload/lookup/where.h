@@ -58,7 +58,3 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
  * dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
-
-/* Writes to `out` (MONARCH_PATH_MAX bytes) the path that the kernel reports for an open file.
- * Returns 0 if there is none. The file may have been renamed or removed since it was opened. */
-int monarch_name_of(int fd, char *out);

@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "preload/process/text.h"
+#include "shared/path.h"
 #include "shared/sys.h"
 
 int monarch_reader_open(struct monarch_reader *r, const char *path) {
@@ -151,4 +152,16 @@ uint64_t monarch_offset_of(int fd) {
     for (; *digit >= '0' && *digit <= '9'; digit++)
         at = at * 10 + (uint64_t)(*digit - '0');
     return at;
+}
+
+int monarch_name_of(int fd, char *out) {
+    char link[32];
+    if (fd < 0)
+        return 0;
+    put_number(put(link, "/proc/self/fd/"), (uint64_t)fd, 10, 1);
+    long len = sys_readlink(link, out, MONARCH_PATH_MAX - 1);
+    if (len <= 0 || out[0] != '/')
+        return 0;
+    out[len] = 0;
+    return 1;
 }

@@ -30,3 +30,7 @@ int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function
  * does not wait for another thread's read. */
 uint64_t monarch_offset_of(int fd);
+
+/* Writes to `out` (MONARCH_PATH_MAX bytes) the path that the kernel reports for an open file.
+ * Returns 0 if there is none. The file may have been renamed or removed since it was opened. */
+int monarch_name_of(int fd, char *out);

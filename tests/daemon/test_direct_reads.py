@@ -1,0 +1,117 @@
+"""Small files that are filled ahead are read with O_DIRECT if their source makes readers wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from csrc.building import build_program
+from support.epoch import Reader, make_files
+from support.page_cache import cached_bytes
+from support.session import Session, wait_until
+
+from monarch_py.demo.slowsource import SlowSource
+
+# So many files that most are read after the first 32 have shown that the source makes readers wait.
+# The last page of each file is not full.
+COUNT, SIZE = 240, 40_007
+Factory = Callable[..., Session]
+
+
+@pytest.fixture
+def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
+    mounted = slow_factory(keep_pages=True)
+    make_files(mounted.backing, COUNT, SIZE)
+    mounted.latency(read=0.001)
+    return mounted
+
+
+@pytest.fixture(scope="module")
+def no_direct(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = Path(__file__).with_name("programs") / "no_direct.c"
+    flags = ["-D_GNU_SOURCE", "-shared", "-fPIC", "-ldl"]
+    return build_program(tmp_path_factory.mktemp("built") / "no_direct.so", program, flags=flags)
+
+
+def files_of(source: SlowSource) -> dict[int, Path]:
+    return {number: source.mountpoint / str(number) for number in range(1, COUNT + 1)}
+
+
+def read_all(session: Session, source: SlowSource, reader: Path) -> None:
+    """Reads all files under the library, and compares every byte."""
+    with Reader(reader, session, "read", 65536, 4, source.mountpoint, files_of(source)) as reading:
+        reading.end()
+
+
+def cached_files(source: SlowSource) -> int:
+    return sum(cached_bytes(path) > 0 for path in files_of(source).values())
+
+
+def fill(session: Session) -> None:
+    """Waits until all files are filled. No file was filled twice."""
+    session.wait_all_present()
+    assert session.totals()["fills"] == COUNT
+
+
+def test_most_files_leave_nothing_in_the_page_cache(
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
+) -> None:
+    """The first files are read through the page cache, until they have shown that the source makes
+    readers wait, and so is every 32nd file after them."""
+    session = session_factory(source.mountpoint, prefetch="eager").start()
+    fill(session)
+    assert source.counts()["bytes_read"] == COUNT * SIZE
+    assert 20 < cached_files(source) < COUNT / 2
+    read_all(session, source, epoch_reader)
+
+
+def test_the_configuration_can_forbid_it(
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
+) -> None:
+    session = session_factory(source.mountpoint, prefetch="eager", read_direct=False).start()
+    fill(session)
+    assert source.counts()["bytes_read"] == COUNT * SIZE
+    assert cached_files(source) == COUNT
+
+
+def test_what_is_in_the_page_cache_is_not_read_again(
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
+) -> None:
+    for path in files_of(source).values():
+        path.read_bytes()
+    source.reset()
+    session = session_factory(source.mountpoint, prefetch="eager").start()
+    fill(session)
+    assert source.counts()["bytes_read"] == 0
+    read_all(session, source, epoch_reader)
+
+
+def test_a_file_that_a_program_has_read_is_not_read_again(
+    session_factory: Factory, source: SlowSource, epoch_reader: Path
+) -> None:
+    """With `handover_size: 0`, the daemon reads files after programs have opened them, so it finds
+    some of their bytes in the page cache."""
+    session = session_factory(source.mountpoint, handover_size=0).start()
+    session.wait_scanned()
+    read_all(session, source, epoch_reader)
+    fill(session)
+    assert source.counts()["bytes_read"] == COUNT * SIZE
+    assert cached_files(source) == COUNT
+
+
+@pytest.mark.parametrize("fault", ["flag", "read", "short"])
+def test_a_source_without_it(
+    session_factory: Factory,
+    source: SlowSource,
+    epoch_reader: Path,
+    no_direct: Path,
+    fault: str,
+) -> None:
+    """If a file system does not support O_DIRECT, or returns fewer bytes than the file has, the
+    files are read through the page cache."""
+    session = session_factory(source.mountpoint, prefetch="eager")
+    session.start(prefix=("env", f"LD_PRELOAD={no_direct}", f"NO_DIRECT={fault}"))
+    fill(session)
+    wait_until(lambda: cached_files(source) == COUNT, what="pages of all files")
+    read_all(session, source, epoch_reader)
