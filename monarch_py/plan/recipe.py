@@ -190,11 +190,17 @@ class PlanKeys(Keys):
     version: Literal["1"] = "1"
 
 
-def read_plan(path: Path) -> Plan:
-    """Returns the plan that a plan.yaml describes. Raises ConfigError, which names file, line and
-    key, if the file does not describe a valid plan."""
+def read_recipe(path: Path) -> tuple[PlanKeys, Spot]:
+    """Returns the keys of a plan.yaml, and the spot of its root. Reads no other file. Raises
+    ConfigError, which names file, line and key, if a key or a value does not fit."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
-    keys, at = read_as(node, top, PlanKeys), top.of("parts")
+    return read_as(node, top, PlanKeys), top
+
+
+def plan_of(keys: PlanKeys, top: Spot) -> Plan:
+    """Returns the plan that the result of `read_recipe` describes. Raises ConfigError, which names
+    file, line and key, if this is no valid plan."""
+    at = top.of("parts")
     if not keys.parts:
         raise at.error("is empty", "describe at least the training")
     ranks = keys.nodes * keys.ranks_per_node

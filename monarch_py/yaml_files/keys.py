@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
 from inspect import cleandoc
+from pathlib import Path
 from types import UnionType
 from typing import (
     Any,
@@ -169,6 +170,18 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
     for group in keys.GROUPS.values():
         found |= declared(group)
     return found
+
+
+def named_paths(value: Any) -> Iterator[Path]:
+    """Yields the paths in an object of a class of keys. Lists and inner mappings are included."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from named_paths(each)
+    elif isinstance(value, Keys):
+        for each in fields(cast(Any, value)):
+            yield from named_paths(getattr(value, each.name))
 
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
