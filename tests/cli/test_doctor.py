@@ -306,7 +306,9 @@ def test_a_pack_that_is_not_that_of_its_index_is_a_warning(
     os.utime(pack)
     status, findings = examined(session)
     assert (status, findings["pack"]["level"]) == (0, "warning")
-    assert findings["pack"]["found"] == f"not used: {pack}: has changed since its index was made"
+    assert findings["pack"]["found"] == (
+        f"not used, and files are read one by one: {pack}: has changed since its index was made"
+    )
     assert "--index-only" in findings["pack"]["hint"]
 
 
