@@ -19,7 +19,7 @@ from monarch_py.plan.samplers import MAX_SAMPLES, SAMPLERS, Sampler, read_indice
 from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
 from monarch_py.plan.schedule import MOST_CAP
-from monarch_py.plan.timeline import MAX_NODES
+from monarch_py.plan.timeline import MAX_EPOCHS, MAX_NODES
 from monarch_py.yaml_files.keys import Key, Keys, declared, missing, read_as
 from monarch_py.yaml_files.nodes import Spot, load_document
 from monarch_py.yaml_files.values import (
@@ -181,7 +181,7 @@ class PlanKeys(Keys):
     version : the version of this format
     """
 
-    epochs: Number
+    epochs: Annotated[int, Meta(ge=1, le=MAX_EPOCHS)]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     ranks_per_node: Number = 1
     grain: Annotated[str, choice(*GRAINS)] = "files"

@@ -29,7 +29,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 from monarch_py.util.spelling import nearest
-from monarch_py.yaml_files.nodes import Spot, is_empty
+from monarch_py.yaml_files.nodes import Spot, is_empty, shown
 from monarch_py.yaml_files.values import FLAG, TEXT, Kind, choice, integer
 
 K = TypeVar("K", bound="Keys")
@@ -338,7 +338,7 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
             return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
         if not isinstance(node, yaml.SequenceNode):
             is_item = is_text and many != "list"
-            raise spot.unfit(node, f"write [{node.value!r}]" if is_item else hint)
+            raise spot.unfit(node, f"write [{shown(node.value)}]" if is_item else hint)
         return tuple(item.parse(each, spot.at_item(each, at)) for at, each in enumerate(node.value))
 
     schema = {"type": ["array", "string"] if is_alone else "array", "items": item.schema}

@@ -83,6 +83,37 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
     assert not (tmp_path / "tiers.yaml").exists()
 
 
+def test_what_would_be_refused_is_not_written(dataset: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiers.yaml"
+    done = monarch("init", "/", "-o", file)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"monarch: the configuration would be refused: hierarchy\[0\]\.mount_point: '.*' is inside"
+        " '/', a source; choose a tier directory that neither contains the source nor lies in it\n",
+        done.stderr,
+    )
+    done = monarch("init", dataset, dataset, "-o", file)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"monarch: the configuration would be refused: sources[1]: '{dataset}' is already a source;"
+        " remove one of the two\n",
+    )
+    assert not file.exists()
+
+
+def test_a_tier_is_apart_from_the_dataset(dataset: Path, tmp_path: Path) -> None:
+    """The directory that the batch system names contains the dataset, which lies on another file
+    system."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    places = {"SLURM_TMPDIR": str(tmp_path), "LOCAL_SCRATCH": str(scratch)}
+    done = monarch("init", dataset, "-o", tmp_path / "tiers.yaml", **places)
+    assert (done.returncode, done.stderr) == (0, "")
+    mount_points = [tier.mount_point for tier in load_config(tmp_path / "tiers.yaml").tiers]
+    assert scratch in mount_points
+    assert tmp_path not in mount_points
+
+
 # --- odd nodes ----------------------------------------------------------------------------------
 
 

@@ -32,6 +32,16 @@ QUOTA = "hierarchy[0].max_storage_quota"
 # (configuration, line, key, words of the problem, words of the hint)
 REFUSED = {
     "not a mapping": ("- a\n", 1, "", "cannot be a list", "sources, hierarchy"),
+    "a long text in place of a mapping": ("word " * 50, 1, "", " word wo...'", "sources"),
+    "a long key": (SMALLEST + "x" * 100 + ": 1\n", 5, "x" * 77 + "...", "unknown", "sources"),
+    "a long word": (SMALLEST + f"scan: {'x' * 100}\n", 5, "scan", "xxx...' is not known", "full"),
+    "a long relative path": (
+        SMALLEST.replace("@/pfs", "x" * 100),
+        1,
+        "sources[0]",
+        "xxx...' is not an absolute path",
+        "...'",
+    ),
     "unknown key": (SMALLEST + "placment: x\n", 5, "placment", "unknown", "under 'tuning:'?"),
     "unknown key, nothing near": (SMALLEST + "x: 1\n", 5, "x", "unknown", "sources, hierarchy"),
     "unknown key of a source": (

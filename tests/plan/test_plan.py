@@ -246,6 +246,7 @@ parts:
     ("change", "message"),
     [
         (("epochs: 2", "epochs: 0"), "1: epochs: 0 is out of range; write"),
+        (("epochs: 2", "epochs: 99999999999"), "1: epochs: 99999999999 is out of range; write"),
         (("epochs: 2\n", ""), "1: epochs: is missing; add"),
         (("dataset: 20", "dataset: 0"), "3: parts[0].dataset: 0 is out of range"),
         (("dataset: 20", "dataset: @/none.npz"), "none.npz: cannot be read (No such file"),
