@@ -18,6 +18,7 @@ from monarch_py import __version__
 from monarch_py.cli.messages import output_failed, prepare, tell, written
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import LIBRARY
+from monarch_py.util.limits import met_limit
 from monarch_py.util.spelling import hint
 
 __all__ = ["main"]
@@ -142,6 +143,18 @@ def _has_lost_directory() -> bool:
     return False
 
 
+def _failed(error: OSError) -> int:
+    """Tells the user about an error that the command has not handled, and returns the status to
+    exit with. Raises an error with which no command should fail."""
+    # os.path.abspath raises a FileNotFoundError without a name.
+    if error.errno == errno.ENOENT and error.filename is None and _has_lost_directory():
+        return ConfigError.exit_status
+    if error.errno == errno.EMFILE:
+        tell(met_limit(error.errno))
+        return MonarchError.exit_status
+    return output_failed(error)
+
+
 def _run() -> int:
     """Runs the command, and returns the status to exit with."""
     try:
@@ -163,9 +176,7 @@ def _run() -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except OSError as error:
-        # os.path.abspath raises a FileNotFoundError without a name.
-        is_lost = error.errno == errno.ENOENT and error.filename is None and _has_lost_directory()
-        return ConfigError.exit_status if is_lost else output_failed(error)
+        return _failed(error)
     return 0
 
 

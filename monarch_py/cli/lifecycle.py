@@ -259,6 +259,8 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         if (holder := holder_of(session.lock)) is not None:
             raise NoDaemonError(f"the daemon ({holder}) was already asked to stop") from None
         text = "no daemon serves this configuration, so there is nothing to stop"
+        if session.control.exists():
+            text += "; `monarch sweep` removes what a killed daemon has left on this node"
         if others := ", ".join(map(str, served_configurations())):
             text += f"; your daemons serve {others}"
         raise NoDaemonError(text) from None

@@ -28,6 +28,7 @@ from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import held_elsewhere, tier_root
 from monarch_py.util.container import container, is_of_the_image
 from monarch_py.util.hanging import hanging
+from monarch_py.util.limits import MIN_DESCRIPTORS
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
@@ -39,9 +40,6 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
 # the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
 CATALOG_BYTES_PER_FILE = 288
-# doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
-# for each block that it is copying, and the locks of a job may take one descriptor per file.
-MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A Python program. It runs in its own process, so that a broken MPI does not end doctor, which can
@@ -301,6 +299,10 @@ def _limits() -> Iterator[Finding]:
         yield Finding(
             "warning", "limits", text, f"raise the limit: ulimit -n {MIN_DESCRIPTORS} or more"
         )
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size != resource.RLIM_INFINITY:
+        hint = "raise the limit: ulimit -f unlimited; no daemon starts if it is too low"
+        yield Finding("warning", "limits", f"files of at most {format_size(size)}", hint)
 
 
 def _environment() -> Iterator[Finding]:

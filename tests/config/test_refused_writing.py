@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -430,6 +431,17 @@ def test_a_file_that_is_no_text_is_refused(site: Site, data: bytes, problem: str
     site.file.write_bytes(data)
     with pytest.raises(ConfigError, match=re.escape(f"{site.file}{problem}")):
         load_config(site.file)
+
+
+def test_a_pipe_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gives its content only once. The test ends because nobody opens the pipe."""
+    pipe = site.root / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=rf"^{pipe}: is a pipe, .*; write it to a file$"):
+        load_config(pipe)
+    monkeypatch.setenv("MONARCH_SITE_CONFIG", str(pipe))
+    with pytest.raises(ConfigError, match=rf"^{pipe}: is a pipe, .*; write it to a file$"):
+        site.load(SMALLEST)
 
 
 PIECES = [*SMALLEST.splitlines(keepends=True), "- ", "  ", "*", "&a ", "<<: ", "? ", "max", "null"]
