@@ -132,9 +132,9 @@ def _sentence(error: click.ClickException) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _has_lost_directory() -> bool:
-    """Whether the current directory was removed. If so, tells the user: each relative path then
-    fails, and the error does not say why."""
+def _tell_lost_directory() -> bool:
+    """If the current directory was removed, tells the user and returns True. Each relative path
+    then fails, and the error does not say why."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def _failed(error: OSError) -> int:
     """Tells the user about an error that the command has not handled, and returns the status to
     exit with. Raises an error with which no command should fail."""
     # os.path.abspath raises a FileNotFoundError without a name.
-    if error.errno == errno.ENOENT and error.filename is None and _has_lost_directory():
+    if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
         return ConfigError.exit_status
     if error.errno == errno.EMFILE:
         tell(met_limit(error.errno))
@@ -161,14 +161,14 @@ def _run() -> int:
         group.main(prog_name="monarch", standalone_mode=False)
     except MonarchError as error:
         tell(str(error))
-        _has_lost_directory()
+        _tell_lost_directory()
         return error.exit_status
     except click.ClickException as error:
         if isinstance(error, NO_ARGUMENTS):
             error.show()
         else:
             tell(_sentence(error))
-            _has_lost_directory()
+            _tell_lost_directory()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         tell("interrupted")

@@ -211,11 +211,8 @@ def warm(
         ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
-    troubles, hint, has_tiers = (
-        [f"{quoted(path)}: {why}" for path, why in run.chosen.problems],
-        "",
-        True,
-    )
+    troubles = [f"{quoted(path)}: {why}" for path, why in run.chosen.problems]
+    hint, has_tiers = "", True
     report: dict[str, Any] = {}
     if ("no_room" in run.progress.at_source or dry_run) and not ended:
         report = DaemonConnection(session).ask("status")

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from monarch_py.util.spelling import hint as did_you_mean
 from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
-from monarch_py.yaml_files.nodes import Spot, is_empty, shown
+from monarch_py.yaml_files.nodes import Spot, cut, is_empty, shown
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -184,9 +184,9 @@ def path(node: yaml.Node, spot: Spot) -> Path:
     # Expand the tilde first, as a shell does, so that a tilde in a variable's value stays literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
-        if text[:1] not in "~$":
+        if text[:1] not in "~$" and text == cut(text):
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
-            hint = f"write {shown(here)}, if you mean that"
+            hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{shown(text)} is not an absolute path", hint)
     # Resolve `..` now, because paths are compared later by their prefixes, and these comparisons do
     # not resolve it.

@@ -41,7 +41,7 @@ REFUSED = {
         1,
         "sources[0]",
         "xxx...' is not an absolute path",
-        "...'",
+        "write an absolute path",
     ),
     "unknown key": (SMALLEST + "placment: x\n", 5, "placment", "unknown", "under 'tuning:'?"),
     "unknown key, nothing near": (SMALLEST + "x: 1\n", 5, "x", "unknown", "sources, hierarchy"),
