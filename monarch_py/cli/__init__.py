@@ -3,6 +3,7 @@
 This module turns an error that a user can correct into one sentence and an exit status.
 """
 
+import errno
 import os
 import re
 import signal
@@ -15,8 +16,9 @@ import click
 
 from monarch_py import __version__
 from monarch_py.cli.messages import output_failed, prepare, tell, written
-from monarch_py.errors import MonarchError
+from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.native import LIBRARY
+from monarch_py.util.limits import met_limit
 from monarch_py.util.spelling import hint
 
 __all__ = ["main"]
@@ -130,18 +132,43 @@ def _sentence(error: click.ClickException) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _tell_lost_directory() -> bool:
+    """If the current directory was removed, tells the user and returns True. Each relative path
+    then fails, and the error does not say why."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        tell("the current directory no longer exists; change to another one")
+        return True
+    return False
+
+
+def _failed(error: OSError) -> int:
+    """Tells the user about an error that the command has not handled, and returns the status to
+    exit with. Raises an error with which no command should fail."""
+    # os.path.abspath raises a FileNotFoundError without a name.
+    if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
+        return ConfigError.exit_status
+    if error.errno == errno.EMFILE:
+        tell(met_limit(error.errno))
+        return MonarchError.exit_status
+    return output_failed(error)
+
+
 def _run() -> int:
     """Runs the command, and returns the status to exit with."""
     try:
         group.main(prog_name="monarch", standalone_mode=False)
     except MonarchError as error:
         tell(str(error))
+        _tell_lost_directory()
         return error.exit_status
     except click.ClickException as error:
         if isinstance(error, NO_ARGUMENTS):
             error.show()
         else:
             tell(_sentence(error))
+            _tell_lost_directory()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         tell("interrupted")
@@ -149,7 +176,7 @@ def _run() -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except OSError as error:
-        return output_failed(error)
+        return _failed(error)
     return 0
 
 

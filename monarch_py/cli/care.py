@@ -28,6 +28,7 @@ from monarch_py.commands.verify import clear_tiers, tiers_out_of_use, verify_cop
 from monarch_py.errors import SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
+from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
@@ -105,9 +106,9 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
         click.echo(json.dumps({name: getattr(result, name) for name in names}, indent=2))
     else:
         for path in result.damaged:
-            click.echo(f"dropped a damaged copy of {path}")
+            click.echo(f"dropped a damaged copy of {quoted(path)}")
         for path in result.outdated or []:
-            click.echo(f"dropped an outdated copy of {path}")
+            click.echo(f"dropped an outdated copy of {quoted(path)}")
         outdated = "" if result.outdated is None else f", {len(result.outdated)} outdated"
         click.echo(f"{result.checked} copies checked, {len(result.damaged)} damaged{outdated}")
     _tell_out_of_use(result.out_of_use)

@@ -1,8 +1,9 @@
 """The commands of `monarch config`: check, show, convert and schema."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,8 +19,13 @@ from monarch_py.cli.options import (
 from monarch_py.cli.screen import print_table
 from monarch_py.config.layers import read_layers, read_user_file
 from monarch_py.config.schema import Config
-from monarch_py.errors import ConfigError
+from monarch_py.errors import ConfigError, TierError
+from monarch_py.storage.staging_area import default_area
+from monarch_py.util.units import format_size
 from monarch_py.yaml_files.keys import schema as json_schema
+
+if TYPE_CHECKING:
+    from monarch_py.config.shown import Value
 
 
 @click.group(short_help="Help with writing a configuration.")
@@ -38,8 +44,15 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
     The site's configuration is checked too. Exits with 2 and one sentence if the configuration
     cannot work. To examine the node as well, use `monarch doctor`.
     """
+    from monarch_py.commands.named_files import named_files
+
     layers = read_layers(config_file, sources)
     found = checked(config_file, with_sources=not layers.lack_sources, sources=sources)
+    for finding in named_files(found):
+        if finding.level == "problem":
+            raise ConfigError(f"{finding.found}; {finding.hint}")
+        if finding.level == "warning":
+            warn(f"the {finding.what} is {finding.found}; {finding.hint}")
     if found.peers.interface is not None:
         from monarch_py.cluster.address import serving_address
 
@@ -72,12 +85,29 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """
     from monarch_py.config.shown import values
 
-    found = list(values(read_layers(config_file, sources)))
+    layers = read_layers(config_file, sources)
+    tiers = len(layers.given.get("tiers", ()))
+    found = [_with_room(value, tiers) for value in values(layers)]
     if as_json:
         click.echo(json.dumps([asdict(value) for value in found], indent=2))
         return
     rows = [[each.key, each.value, each.layer, each.place] for each in found]
     print_table("", ["key", "value", "from", "place"], rows, left=4)
+
+
+def _with_room(value: "Value", tiers: int) -> "Value":
+    """If this is the default of `staging`, returns it with the size that the area would have now.
+
+    tiers : the number of tiers
+    """
+    if value.key != "staging":
+        return value
+    try:
+        area = default_area(tiers)
+    except TierError as error:
+        return replace(value, value=f"none ({error})")
+    room = format_size(area.quota_bytes)
+    return replace(value, value=f"{room} in {area.mount_point}, when needed")
 
 
 @config.command(

@@ -14,6 +14,7 @@ from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.cli.screen import print_table
 from monarch_py.commands.files import FilePlace, NamedFiles
 from monarch_py.ipc.session import SessionDir
+from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted, format_size
 
 
@@ -21,7 +22,7 @@ def _end(named: NamedFiles) -> None:
     if not named.scanned:
         tell("the sources are still being listed: more files may come")
     for path, why in named.problems:
-        tell(f"{path}: {why}")
+        tell(f"{quoted(path)}: {why}")
     sys.exit(1 if named.problems else 0)
 
 
@@ -34,7 +35,7 @@ def _print_each(places: Iterator[FilePlace], width: int) -> None:
     for place in places:
         size = format_size(place.size) if place.size >= 0 else ""
         why = place.why.replace("_", " ")
-        click.echo(f"{place.where:<{width}}  {why:<11}  {size:>10}  {place.path}")
+        click.echo(f"{quoted(place.where):<{width}}  {why:<11}  {size:>10}  {quoted(place.path)}")
 
 
 def _print_sums(places: Iterator[FilePlace]) -> None:
@@ -68,7 +69,7 @@ def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -
     elif as_sum:
         _print_sums(places)
     else:
-        _print_each(places, max(map(len, named.names)))
+        _print_each(places, max(len(quoted(name)) for name in named.names))
     _end(named)
 
 

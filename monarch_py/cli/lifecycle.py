@@ -15,6 +15,7 @@ from monarch_py.cli.options import (
     examples,
     export_sources,
     force_option,
+    refuse_input,
     served_config_option,
     source_option,
     to_serve,
@@ -40,6 +41,7 @@ from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.report.summary import since, summary
 from monarch_py.util.launcher import Launch, launched
 from monarch_py.util.processes import Identity
+from monarch_py.yaml_files.keys import named_paths
 
 if TYPE_CHECKING:
     from monarch_py.cluster.nodes import Node
@@ -75,8 +77,10 @@ def run(
     Options of `monarch run` go before COMMAND. Everything after COMMAND is passed to it.
     """
     config = to_serve(config_file, sources)
+    if json_file is not None:
+        refuse_input("--json", json_file, named_paths(config))
+        json_file = _writable(json_file)
     _tell_switches(config)
-    json_file = None if json_file is None else _writable(json_file)
     outcome = why_unusable(command[0])
     if outcome is not None:
         tell(outcome.problem)
@@ -255,6 +259,8 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         if (holder := holder_of(session.lock)) is not None:
             raise NoDaemonError(f"the daemon ({holder}) was already asked to stop") from None
         text = "no daemon serves this configuration, so there is nothing to stop"
+        if session.control.exists():
+            text += "; `monarch sweep` removes what a killed daemon has left on this node"
         if others := ", ".join(map(str, served_configurations())):
             text += f"; your daemons serve {others}"
         raise NoDaemonError(text) from None

@@ -18,7 +18,7 @@ import click
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app, write_to_textfile
 
 from monarch_py.cli.messages import tell
-from monarch_py.cli.options import examples, served_config_option
+from monarch_py.cli.options import examples, refuse_input, served_config_option
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
@@ -155,6 +155,8 @@ def metrics(
         raise click.UsageError("give only one of --socket, --port and --textfile")
     if every is not None and textfile is None:
         raise click.UsageError("--every says how often a file is written; give --textfile too")
+    if textfile is not None:
+        refuse_input("--textfile", textfile, [config_file])
     session = SessionDir.of(config_file)
     DaemonConnection(session).ask("status")  # raises an error now if no daemon serves
 

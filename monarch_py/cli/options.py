@@ -2,7 +2,9 @@
 
 import os
 import shlex
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,24 @@ def checked(
     for warning in config.warnings:
         warn(warning)
     return config
+
+
+def refuse_input(option: str, output: Path, inputs: Iterable[Path]) -> None:
+    """Raises ConfigError if `output` is one of the files that the command reads. This also finds a
+    file that links lead to. Call it before the command changes anything.
+
+    option : the option that names `output`
+    inputs : the files that the command reads. Directories and missing files are ignored
+    """
+    with suppress(OSError):  # `output` does not exist yet
+        found = os.stat(output)
+        for path in inputs if stat.S_ISREG(found.st_mode) else ():
+            with suppress(OSError):
+                if os.path.samestat(found, os.stat(path)):
+                    raise ConfigError(
+                        f"{option} {output}: would overwrite {path}, which this command reads; name"
+                        " another file"
+                    )
 
 
 def write_new(output: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import click
 
 from monarch_py.cli.messages import warn
 from monarch_py.cli.options import examples
+from monarch_py.util.quoting import quoted
 
 _PATH = click.Path(path_type=Path)
 # At most this many names of left-out files are printed.
@@ -44,7 +45,7 @@ def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     click.echo(f"{len(made.index)} of {made.files} files, {n_bytes}: {index_path(output)}")
     for name in made.changed[:NAMED]:
         why = "differs from the tar" if index_only else "changed while it was read"
-        warn(f"left out, because it {why}: {name}")
+        warn(f"left out, because it {why}: {quoted(name)}")
     if len(made.changed) > NAMED:
         warn(f"left out for the same reason: {len(made.changed) - NAMED} other files")
     sys.exit(1 if made.changed else 0)

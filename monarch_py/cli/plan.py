@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from monarch_py.cli.options import as_json, as_size, examples
+from monarch_py.cli.options import as_json, as_size, examples, refuse_input
 from monarch_py.cli.screen import print_table
 from monarch_py.util.units import counted, format_size
+from monarch_py.yaml_files.keys import named_paths
 
 if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
@@ -90,6 +92,9 @@ def index(
             found = getattr(builders, f"index_{kind}")(root, patterns)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--pattern") from None
+    place, real = os.path.realpath(output), os.path.realpath(root)
+    indexed = (root / name for name in found.names() if os.path.join(real, name) == place)
+    refuse_input("-o", output, indexed)
     found.save(output)
     click.echo(
         f"{found.samples} samples in {found.files} files"
@@ -104,10 +109,12 @@ def index(
 @click.option("-o", "--output", type=_PATH, required=True, help="The plan to write (.npz).")
 def make(recipe: Path, output: Path) -> None:
     """Make a plan from its description."""
-    from monarch_py.plan.recipe import read_plan
+    from monarch_py.plan.recipe import plan_of, read_recipe
     from monarch_py.policies.holding import with_holders
 
-    made = with_holders(read_plan(recipe))
+    keys, top = read_recipe(recipe)
+    refuse_input("-o", output, [recipe, *named_paths(keys)])
+    made = with_holders(plan_of(keys, top))
     made.save(output)
     click.echo(_summary(made))
 
@@ -146,6 +153,8 @@ def show(
     from monarch_py.commands.figures import figures_of
     from monarch_py.plan.plan import Plan
 
+    if picture is not None:
+        refuse_input("--plot", picture, [plan_file])
     loaded = Plan.load(plan_file)
     figures = figures_of(loaded, node, quota)
     if picture is not None:

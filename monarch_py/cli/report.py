@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from monarch_py.cli.options import examples
+from monarch_py.cli.options import examples, refuse_input
 from monarch_py.errors import MonarchError
 from monarch_py.util.units import format_size, parse_rate
 
@@ -60,6 +60,8 @@ def report(run_file: Path, output: Path, epochs: int | None, compute: float | No
     from monarch_py.report.page import check_packages, page
     from monarch_py.report.recorded import load
 
+    standard = Path("/dev/stdin") if run_file == Path("-") else run_file
+    refuse_input("-o", output, [standard])
     run = load(run_file)
     check_packages()
     text = page(run, advise(run, epochs=epochs, compute=compute), epochs)

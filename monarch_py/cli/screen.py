@@ -15,6 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from monarch_py.util.quoting import quoted
+
 
 def console() -> Console:
     """The console for standard output. If standard output is not a terminal, the console does not
@@ -41,8 +43,9 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
     """Prints a table. The first `left` columns are text, the other columns are numbers. A cell that
-    is None is left empty. A column whose cells are all empty is left out."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    is None is left empty. A column whose cells are all empty is left out. Names are quoted if they
+    have control characters."""
+    cells = [["" if cell is None else quoted(str(cell)) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for i in kept:

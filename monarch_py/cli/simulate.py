@@ -11,10 +11,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from monarch_py.cli.options import as_json, checked, config_option, examples
+from monarch_py.cli.options import as_json, checked, config_option, examples, refuse_input
 from monarch_py.cli.screen import print_table, show
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.util.spelling import hint
+from monarch_py.yaml_files.keys import named_paths
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
 # Times are shown in hours if a total is this long or longer, so that a time in seconds has at most
@@ -81,8 +82,10 @@ def simulate(
             "no scenario is named; `monarch simulate --list` shows those that come with Monarch,"
             " and `monarch calibrate -c tiers.yaml -o mine.yaml` writes one for this machine"
         )
-    loaded = load_scenario(_scenario_file(scenario), NAMES)
+    file = _scenario_file(scenario)
+    loaded = load_scenario(file, NAMES)
     if plot is not None:
+        refuse_input("--plot", plot, [file, *named_paths(loaded)])
         can_draw(plot)
     results = compare(loaded, policies or loaded.policies, tell=_tell)
     document = to_document(loaded.name, loaded.assumptions, results)
@@ -189,6 +192,8 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
     config = checked(config_file)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"{output}: the directory {output.parent} does not exist; create it")
+    if output is not None:
+        refuse_input("-o", output, named_paths(config))
     if output is not None and output.exists() and not force:
         raise ConfigError(
             f"{output} exists already, and may hold lines that you have filled in; name another"

@@ -21,6 +21,7 @@ from monarch_py.commands.warm import Progress, Warm
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.report.summary import room_bytes, room_hint
+from monarch_py.util.quoting import quoted
 from monarch_py.util.signals import handle, handling
 from monarch_py.util.units import counted, format_size
 
@@ -210,7 +211,8 @@ def warm(
         ended = "interrupted; run it again to go on: "
     if run is None:  # nothing was ordered yet
         sys.exit(status)
-    troubles, hint, has_tiers = [f"{path}: {why}" for path, why in run.chosen.problems], "", True
+    troubles = [f"{quoted(path)}: {why}" for path, why in run.chosen.problems]
+    hint, has_tiers = "", True
     report: dict[str, Any] = {}
     if ("no_room" in run.progress.at_source or dry_run) and not ended:
         report = DaemonConnection(session).ask("status")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monarch_py.cluster.address import is_loopback, serving_address
+from monarch_py.commands.named_files import named_files
 from monarch_py.commands.switches import Finding, switches
 from monarch_py.config._disk import mount_options
 from monarch_py.config.layers import read_layers
@@ -21,13 +22,13 @@ from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
 from monarch_py.native import LIBRARY, ffi, lib
-from monarch_py.packs.index import PackIndex
 from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcrypto
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import held_elsewhere, tier_root
 from monarch_py.util.container import container, is_of_the_image
 from monarch_py.util.hanging import hanging
+from monarch_py.util.limits import MIN_DESCRIPTORS
 from monarch_py.util.ownership import doubts, why_not_private
 from monarch_py.util.units import format_size
 
@@ -39,9 +40,6 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
 # the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
 CATALOG_BYTES_PER_FILE = 288
-# doctor warns if the limit on open descriptors is lower than this. The daemon needs two descriptors
-# for each block that it is copying, and the locks of a job may take one descriptor per file.
-MIN_DESCRIPTORS = 256
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
 # A Python program. It runs in its own process, so that a broken MPI does not end doctor, which can
@@ -172,21 +170,10 @@ def _manifests(config: Config) -> Iterator[Finding]:
             yield Finding("warning", f"tier ({tier.kind})", str(error))
 
 
-def _pack(pack: Path) -> Finding:
-    """The finding on a pack. The daemon reads the pack's index when it starts."""
-    try:
-        return Finding("ok", "pack", f"{pack}: {len(PackIndex.load(pack)):,} files")
-    except MonarchError as error:
-        problem, _, hint = str(error).rpartition("; ")
-        return Finding("warning", "pack", f"not used: {problem}", hint)
-
-
 def _sources(config: Config) -> Iterator[Finding]:
     for source in config.sources:
         if os.access(source.path, os.R_OK | os.X_OK):
             yield Finding("ok", "source", str(source.path))
-            if source.pack is not None:
-                yield _pack(source.pack)
         else:
             hint = "ask its owner for read and search permission"
             yield Finding("problem", "source", f"{source.path} is not readable", hint)
@@ -312,6 +299,10 @@ def _limits() -> Iterator[Finding]:
         yield Finding(
             "warning", "limits", text, f"raise the limit: ulimit -n {MIN_DESCRIPTORS} or more"
         )
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size != resource.RLIM_INFINITY:
+        hint = "raise the limit: ulimit -f unlimited; no daemon starts if it is too low"
+        yield Finding("warning", "limits", f"files of at most {format_size(size)}", hint)
 
 
 def _environment() -> Iterator[Finding]:
@@ -340,7 +331,11 @@ def examine(config_file: Path | None) -> Iterator[Finding]:
 
 def _configured(config_file: Path) -> Iterator[Finding]:
     config, can_start = None, True
-    parts: tuple[Callable[[Config], Iterator[Finding]], ...] = (_sources, *WITHOUT_SOURCES)
+    parts: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+        _sources,
+        named_files,
+        *WITHOUT_SOURCES,
+    )
     try:
         if read_layers(config_file).lack_sources:
             config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from monarch_py.config._disk import is_inside
 from monarch_py.config.layers import read_layers, site_file
+from monarch_py.config.load import load_config
 from monarch_py.errors import ConfigError
 from monarch_py.storage import memory
 from monarch_py.util.hanging import LIMIT_S, hanging
@@ -107,12 +109,13 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
     return LocalPlace(path, kind, status.st_dev, system.f_bavail * system.f_frsize)
 
 
-def local_disks(taken: Collection[int]) -> list[LocalPlace]:
+def local_disks(taken: Collection[int], sources: Sequence[Path] = ()) -> list[LocalPlace]:
     """Returns one directory on each local disk. The disk with the most free space comes first. A
     directory that the batch system names is preferred to the usual ones.
 
     taken : the device numbers of the sources' file systems. The disks of these file systems are
         left out
+    sources : directories that must neither contain nor lie in the returned directories
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]
@@ -123,11 +126,18 @@ def local_disks(taken: Collection[int]) -> list[LocalPlace]:
     found: dict[str, LocalPlace] = {}
     for path in (*named, *mounts, *USUAL):
         device = os.stat(path).st_dev if _answers(path, hung) and path != Path("/") else -1
-        if device in local and pools[device] not in used:
+        is_usable = device in local and pools[device] not in used
+        if is_usable and not _overlaps(path, sources):
             place = _place(path, local[device].kind)
             if place is not None and place.free_bytes * DISK_PART >= LEAST_BYTES:
                 found.setdefault(pools[device], place)
     return sorted(found.values(), key=lambda place: -place.free_bytes)
+
+
+def _overlaps(path: Path, sources: Sequence[Path]) -> bool:
+    """Whether the directory is one of the sources, contains one, or lies in one."""
+    pairs = [pair for source in sources for pair in ((path, source), (source, path))]
+    return any(os.path.samefile(*pair) or is_inside(*pair) for pair in pairs)
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
@@ -150,8 +160,9 @@ def shared_memory() -> LocalPlace | None:
 
 def first_configuration(sources: Sequence[Path]) -> str:
     """Returns the text of a configuration for this node. The text has no tiers if the site's
-    configuration has some. Raises ConfigError if a source is not a directory, or if the node has
-    no room for copies.
+    configuration has some. Raises ConfigError if a source is not a directory, if the node has no
+    room for copies, or if the configuration would be refused, for example because a tier would lie
+    in a source.
 
     sources : the directories of the datasets
     """
@@ -164,22 +175,49 @@ def first_configuration(sources: Sequence[Path]) -> str:
     text = FORM.format(node=os.uname().nodename, sources=named)
     site = site_file()
     if site is not None and "tiers" in read_layers(site).given:
-        return text + SITE.format(site=site)
-    return text + TIERS.format(tiers="".join(_tiers(sources)))
+        text += SITE.format(site=site)
+    else:
+        text += TIERS.format(tiers="".join(_tiers(sources)))
+    _check(text)
+    return text
+
+
+def _check(text: str) -> None:
+    """Raises ConfigError if a configuration with this text would be refused on this node."""
+    # A file in memory, because there may be no usable directory for temporary files.
+    with open(os.memfd_create("configuration"), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        name = f"/proc/self/fd/{file.fileno()}"
+        try:
+            load_config(name)
+        except ConfigError as error:
+            # The user does not see the file, so the message leaves its lines out.
+            lines = rf"^{name}:\d+: |,? in line \d+"
+            problem = re.sub(lines, "", str(error))
+            raise ConfigError(f"the configuration would be refused: {problem}") from None
 
 
 def _tiers(sources: Sequence[Path]) -> list[str]:
-    tiers = []
     taken = {os.stat(source).st_dev for source in sources}
-    if (ram := shared_memory()) is not None and ram.device not in taken:
-        tiers.append(_tier(ram, ram.free_bytes // MEMORY_PART, "of memory are free"))
-    for disk in local_disks(taken):
-        tiers.append(_tier(disk, int(disk.free_bytes * DISK_PART), f"are free, {disk.kind}"))
+    # If there are only tiers that overlap with a source, `_check` names one of them.
+    tiers = _tiers_apart(taken, sources) or _tiers_apart(taken, ())
     if not tiers:
         raise ConfigError(
             "found no room for copies in this node's memory or on its local disks; set TMPDIR to a"
             " directory on a local disk of the node, or write the configuration by hand"
         )
+    return tiers
+
+
+def _tiers_apart(taken: Collection[int], sources: Sequence[Path]) -> list[str]:
+    """Returns the tiers in memory and on local disks. The parameters are those of `local_disks`."""
+    tiers = []
+    ram = shared_memory()
+    if ram is not None and ram.device not in taken and not _overlaps(ram.path, sources):
+        tiers.append(_tier(ram, ram.free_bytes // MEMORY_PART, "of memory are free"))
+    for disk in local_disks(taken, sources):
+        tiers.append(_tier(disk, int(disk.free_bytes * DISK_PART), f"are free, {disk.kind}"))
     return tiers
 
 

@@ -23,6 +23,7 @@ from monarch_py.ipc.jobs import Jobs, can_see, jobs_of, own_job
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares, turn
 from monarch_py.native import LIBRARY
+from monarch_py.util.limits import met_limit
 from monarch_py.util.processes import PROC, Identity
 from monarch_py.util.signals import handling
 
@@ -358,5 +359,7 @@ def _tell_problem(error: MonarchError | OSError) -> str:
 def _words(error: MonarchError | OSError) -> str:
     if not isinstance(error, OSError):
         return str(error)
+    if limit := met_limit(error.errno):
+        return limit
     why = error.strerror or str(error)
     return f"{error.filename}: {why}" if error.filename else why

@@ -7,7 +7,9 @@ a whole from one layer.
 """
 
 import os
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,13 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
     Raises ConfigError if a file cannot be read, or if a key or a value does not fit.
     """
     site, layers = site_file(), []
+    for file in filter(None, (site, path)):
+        with suppress(OSError):  # the file cannot be examined, which reading it will tell
+            if stat.S_ISFIFO(os.stat(file).st_mode):
+                raise ConfigError(
+                    f"{file}: is a pipe, but each command and the daemon read the configuration"
+                    " anew; write it to a file"
+                )
     if site is not None:
         layers.append(_file_layer("site", site, "site's configuration"))
     if site is None or os.path.realpath(site) != os.path.realpath(path):

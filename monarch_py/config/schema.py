@@ -321,7 +321,9 @@ class Config(Tuning):
     files: Annotated[tuple[Path, ...], DERIVED] = ()
     sources: Annotated[tuple[SourceConfig, ...], Key(default="required", alone=True)] = ()
     tiers: Annotated[tuple[TierConfig, ...], Key("hierarchy", "required")] = ()
-    staging_area: Annotated[StagingArea | None, Key("staging")] = None
+    staging_area: Annotated[
+        StagingArea | None, Key("staging", "up to 1 GiB in shared memory, when needed")
+    ] = None
     # The checked staging area. None if the configuration has none; the daemon then makes a staging
     # area itself when it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None

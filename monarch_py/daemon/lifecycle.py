@@ -37,6 +37,7 @@ from monarch_py.ipc.record import write_record
 from monarch_py.ipc.session import SessionDir, full_shm, hold, id_of, open_private
 from monarch_py.native import lib
 from monarch_py.scan.record import read_record
+from monarch_py.util.limits import met_limit
 from monarch_py.util.signals import handle
 
 log = logging.getLogger("monarch.daemon")
@@ -90,7 +91,8 @@ def _told_in_a_sentence() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC and (full := full_shm()):
             raise SessionError(full) from error
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        place = f"{error.filename}: " if error.filename else ""
+        what = met_limit(error.errno) or f"{place}{error.strerror}"
         raise SessionError(f"the daemon cannot start: {what}") from error
     except MemoryError as error:
         raise SessionError(

@@ -131,7 +131,7 @@ def all_opened() -> list[Opened]:
     found: list[Opened] = []
     for process in own_processes():
         try:
-            command = (process / "comm").read_text(errors="replace").strip()
+            command = os.fsdecode((process / "comm").read_bytes()).removesuffix("\n")
         except OSError:
             continue
         about = {"pid": int(process.name), "command": command}

@@ -5,8 +5,10 @@ fast.
 """
 
 import contextlib
+import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir, full_shm, open_private
 from monarch_py.peers.membership import Cluster
+from monarch_py.util.limits import met_limit
 from monarch_py.util.processes import Identity, end
 from monarch_py.util.signals import handle
 
@@ -187,6 +190,9 @@ def _last_words(session: SessionDir, status: int) -> str:
     # Lines of the logger, which begin with a timestamp, do not tell why the daemon ended.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # The log lies in shared memory. If shared memory is full, the log contains no reason.
-        return full_shm() or f"it ended with status {status}; see {session.log}"
+        # The log lies in shared memory. If shared memory is full, or if the process may write no
+        # files, the log contains no reason.
+        size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        limit = "" if size else met_limit(errno.EFBIG)
+        return full_shm() or limit or f"it ended with status {status}; see {session.log}"
     return said[-1].removeprefix("monarch: ")

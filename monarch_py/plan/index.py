@@ -138,6 +138,11 @@ class Index:
         )
         return f"{total[0]:016x}{total[1]:016x}"
 
+    def names(self) -> list[str]:
+        """Returns the names of all files. The list takes much more memory than `pool`."""
+        ends, pool = self.starts.tolist(), self.pool.tobytes()
+        return [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
+
     def path_hashes(self) -> Uints:
         """Returns (files,) the hash that each file's name has in the catalog of a session whose
         first source is `root`."""

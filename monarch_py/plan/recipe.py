@@ -19,7 +19,7 @@ from monarch_py.plan.samplers import MAX_SAMPLES, SAMPLERS, Sampler, read_indice
 from monarch_py.plan.samplers._dali import READERS
 from monarch_py.plan.samplers._pytorch import LOADER_DRAWS
 from monarch_py.plan.schedule import MOST_CAP
-from monarch_py.plan.timeline import MAX_NODES
+from monarch_py.plan.timeline import MAX_EPOCHS, MAX_NODES
 from monarch_py.yaml_files.keys import Key, Keys, declared, missing, read_as
 from monarch_py.yaml_files.nodes import Spot, load_document
 from monarch_py.yaml_files.values import (
@@ -181,7 +181,7 @@ class PlanKeys(Keys):
     version : the version of this format
     """
 
-    epochs: Number
+    epochs: Annotated[int, Meta(ge=1, le=MAX_EPOCHS)]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 1
     ranks_per_node: Number = 1
     grain: Annotated[str, choice(*GRAINS)] = "files"
@@ -190,11 +190,17 @@ class PlanKeys(Keys):
     version: Literal["1"] = "1"
 
 
-def read_plan(path: Path) -> Plan:
-    """Returns the plan that a plan.yaml describes. Raises ConfigError, which names file, line and
-    key, if the file does not describe a valid plan."""
+def read_recipe(path: Path) -> tuple[PlanKeys, Spot]:
+    """Returns the keys of a plan.yaml, and the spot of its root. Reads no other file. Raises
+    ConfigError, which names file, line and key, if a key or a value does not fit."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
-    keys, at = read_as(node, top, PlanKeys), top.of("parts")
+    return read_as(node, top, PlanKeys), top
+
+
+def plan_of(keys: PlanKeys, top: Spot) -> Plan:
+    """Returns the plan that the result of `read_recipe` describes. Raises ConfigError, which names
+    file, line and key, if this is no valid plan."""
+    at = top.of("parts")
     if not keys.parts:
         raise at.error("is empty", "describe at least the training")
     ranks = keys.nodes * keys.ranks_per_node

@@ -16,6 +16,8 @@ from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 
 # The largest number of nodes. Arrays of all nodes' accesses store the number of a node in 2 bytes.
 MAX_NODES = 1 << 16
+# The largest number of epochs. A layout takes some 140 bytes and a microsecond for each.
+MAX_EPOCHS = 1_000_000
 # USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
 # names no workers (eight workers with four batches each).
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
@@ -146,7 +148,7 @@ class Run:
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads two groups ahead, each of them in ascending order.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
-        ends = np.searchsorted(at, at + early)
+        ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
         # At least 2 * RECENT, because the front lags behind by almost RECENT accesses.
         ample = max(SLACK * least, 2 * RECENT)
@@ -177,8 +179,8 @@ class Timeline:
     ranks_per_node: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"epochs: {self.epochs} is out of range; write 1 or more")
+        if not 1 <= self.epochs <= MAX_EPOCHS:
+            raise ConfigError(f"epochs: {self.epochs} is out of range; write 1 to {MAX_EPOCHS}")
         if not 1 <= self.nodes <= MAX_NODES:
             raise ConfigError(f"nodes: {self.nodes} is out of range; write 1 to {MAX_NODES}")
         if not self.parts:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monarch_py.report.rates import Rates, Report, seconds_left
+from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted, format_size
 
 # The view estimates how long the remaining fills take. For this, it averages the rate of fills over
@@ -132,7 +133,7 @@ class _Shares:
         """Adds a row. Its bar shows how much of `whole` the value `part` is."""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
-        name = _short(name, self._name_width)
+        name = _short(quoted(name), self._name_width)
         self.table.add_row(name, *bars, _share(part, whole), *numbers)
 
 
@@ -193,7 +194,7 @@ def _programs(rows: Iterable[dict[str, Any]]) -> Table:
         counts = served[pid, command]
         by = ", ".join(f"{name} {files}" for name, files in counts.most_common())
         name = os.path.basename(latest[pid, command])
-        table.add_row(f"{command} {pid}", str(counts.total()), by, name)
+        table.add_row(f"{quoted(command)} {pid}", str(counts.total()), by, quoted(name))
     if len(most) > MOST_PROGRAMS:
         table.add_row(f"{len(most) - MOST_PROGRAMS} more", "", "", "")
     return table

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
 from inspect import cleandoc
+from pathlib import Path
 from types import UnionType
 from typing import (
     Any,
@@ -28,7 +29,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 from monarch_py.util.spelling import nearest
-from monarch_py.yaml_files.nodes import Spot, is_empty
+from monarch_py.yaml_files.nodes import Spot, is_empty, shown
 from monarch_py.yaml_files.values import FLAG, TEXT, Kind, choice, integer
 
 K = TypeVar("K", bound="Keys")
@@ -169,6 +170,18 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
     for group in keys.GROUPS.values():
         found |= declared(group)
     return found
+
+
+def named_paths(value: Any) -> Iterator[Path]:
+    """Yields the paths in an object of a class of keys. Lists and inner mappings are included."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from named_paths(each)
+    elif isinstance(value, Keys):
+        for each in fields(cast(Any, value)):
+            yield from named_paths(getattr(value, each.name))
 
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
@@ -325,7 +338,7 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
             return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
         if not isinstance(node, yaml.SequenceNode):
             is_item = is_text and many != "list"
-            raise spot.unfit(node, f"write [{node.value!r}]" if is_item else hint)
+            raise spot.unfit(node, f"write [{shown(node.value)}]" if is_item else hint)
         return tuple(item.parse(each, spot.at_item(each, at)) for at, each in enumerate(node.value))
 
     schema = {"type": ["array", "string"] if is_alone else "array", "items": item.schema}

@@ -12,6 +12,8 @@ NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
 # a large data file out of memory if the user names one by mistake.
 MAX_FILE_BYTES = 1 << 20
+# The most characters of a key or a value that a message shows. A value may be a whole file.
+MOST_SHOWN = 80
 
 
 # The path to a value in a document: for each level, the declared name of a key or the index of an
@@ -80,7 +82,7 @@ class Spot:
         return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
 
     def _joined(self, name: str) -> str:
-        return f"{self.key}.{name}" if self.key else name
+        return f"{self.key}.{cut(name)}" if self.key else cut(name)
 
     def error(self, problem: str, hint: str) -> ConfigError:
         """The error to raise for a problem at this spot."""
@@ -149,7 +151,17 @@ def describe(node: yaml.Node) -> str:
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):
         return "a list"
-    return "empty" if is_empty(node) else repr(node.value)
+    return "empty" if is_empty(node) else shown(node.value)
+
+
+def cut(text: str) -> str:
+    """Returns the text as messages show it: the beginning alone if it is long."""
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def shown(text: str) -> str:
+    """Returns a value in quotes, as messages show it."""
+    return repr(cut(text))
 
 
 def _line_of(node: yaml.Node) -> int:

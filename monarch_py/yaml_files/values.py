@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from monarch_py.util.spelling import hint as did_you_mean
 from monarch_py.util.units import format_size, parse_amount, parse_rate, parse_size
-from monarch_py.yaml_files.nodes import Spot, is_empty
+from monarch_py.yaml_files.nodes import Spot, cut, is_empty, shown
 
 _VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>\w+)|\{(?P<braced>\w+)\})?", re.ASCII)
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -78,7 +78,8 @@ def words(
             if not error.args:
                 raise spot.unfit(node, hint) from None
             problem, *others = error.args
-            raise spot.error(str(problem), others[0] if len(others) == 1 else hint) from None
+            told = str(problem).replace(repr(text), shown(text))
+            raise spot.error(told, others[0] if len(others) == 1 else hint) from None
 
     return Kind(read, value, schema, show, example)
 
@@ -183,10 +184,10 @@ def path(node: yaml.Node, spot: Spot) -> Path:
     # Expand the tilde first, as a shell does, so that a tilde in a variable's value stays literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
-        if text[:1] not in "~$":
+        if text[:1] not in "~$" and text == cut(text):
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
-        raise spot.error(f"{text!r} is not an absolute path", hint)
+        raise spot.error(f"{shown(text)} is not an absolute path", hint)
     # Resolve `..` now, because paths are compared later by their prefixes, and these comparisons do
     # not resolve it.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
@@ -273,6 +274,6 @@ def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):
         raise spot.error(
-            f"{node.value!r} contains a character that is not allowed in a path", "remove it"
+            f"{shown(node.value)} contains a character that is not allowed in a path", "remove it"
         )
     return str(node.value)

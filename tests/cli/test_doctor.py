@@ -306,7 +306,9 @@ def test_a_pack_that_is_not_that_of_its_index_is_a_warning(
     os.utime(pack)
     status, findings = examined(session)
     assert (status, findings["pack"]["level"]) == (0, "warning")
-    assert findings["pack"]["found"] == f"not used: {pack}: has changed since its index was made"
+    assert findings["pack"]["found"] == (
+        f"not used, and files are read one by one: {pack}: has changed since its index was made"
+    )
     assert "--index-only" in findings["pack"]["hint"]
 
 
@@ -501,14 +503,16 @@ def test_a_source_that_may_not_be_read_is_a_problem(
 def test_limits_that_are_too_low_are_warnings(
     here: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {resource.RLIMIT_AS: 60 * MIB, resource.RLIMIT_NOFILE: 100}
+    limits = {resource.RLIMIT_AS: 60 * MIB, resource.RLIMIT_NOFILE: 100, resource.RLIMIT_FSIZE: MIB}
     assert not [finding for finding in examine(here.config) if finding.what == "limits"]
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
-    space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
+    space, files, size = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
     assert "ulimit -v unlimited" in space.hint
     hint = "raise the limit: ulimit -n 256 or more"
     assert files == Finding("warning", "limits", "at most 100 open files", hint)
+    assert (size.level, size.found) == ("warning", "files of at most 1 MiB")
+    assert "ulimit -f unlimited" in size.hint
 
 
 @pytest.mark.parametrize(("machine", "level"), [("aarch64", "ok"), ("ppc64le", "problem")])

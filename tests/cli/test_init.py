@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from support.session import Session
 
 from monarch_py.commands import first_config
 from monarch_py.config.load import load_config
+from monarch_py.config.schema import MAX_TIERS
 
 open_place = pytest.fixture(users.open_place)
 
@@ -80,6 +83,37 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
     assert not (tmp_path / "tiers.yaml").exists()
 
 
+def test_what_would_be_refused_is_not_written(dataset: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiers.yaml"
+    done = monarch("init", "/", "-o", file)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"monarch: the configuration would be refused: hierarchy\[0\]\.mount_point: '.*' is inside"
+        " '/', a source; choose a tier directory that neither contains the source nor lies in it\n",
+        done.stderr,
+    )
+    done = monarch("init", dataset, dataset, "-o", file)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"monarch: the configuration would be refused: sources[1]: '{dataset}' is already a source;"
+        " remove one of the two\n",
+    )
+    assert not file.exists()
+
+
+def test_a_tier_is_apart_from_the_dataset(dataset: Path, tmp_path: Path) -> None:
+    """The directory that the batch system names contains the dataset, which lies on another file
+    system."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    places = {"SLURM_TMPDIR": str(tmp_path), "LOCAL_SCRATCH": str(scratch)}
+    done = monarch("init", dataset, "-o", tmp_path / "tiers.yaml", **places)
+    assert (done.returncode, done.stderr) == (0, "")
+    mount_points = [tier.mount_point for tier in load_config(tmp_path / "tiers.yaml").tiers]
+    assert scratch in mount_points
+    assert tmp_path not in mount_points
+
+
 # --- odd nodes ----------------------------------------------------------------------------------
 
 
@@ -142,6 +176,80 @@ def test_check_names_the_line_and_the_mend(session: Session) -> None:
     lines = len(session.config.read_text().splitlines())
     assert done.stderr.startswith(f"monarch: {session.config}:{lines}: prefetsh: unknown key")
     assert "did you mean 'prefetch'?" in done.stderr
+
+
+def test_show_tells_the_size_that_a_staging_area_would_have(
+    session: Session, tmp_path: Path
+) -> None:
+    def staging() -> str:
+        done = monarch("config", "show", "-c", session.config, "--json", MONARCH_SHM=str(tmp_path))
+        found = {each["key"]: each["value"] for each in json.loads(done.stdout)}
+        return str(found["staging"])
+
+    assert re.fullmatch(rf"[0-9.]+ [KMG]iB in {tmp_path}, when needed", staging())
+    document = yaml.safe_load(session.config.read_text())
+    document["hierarchy"] *= MAX_TIERS  # refused only when the configuration is checked
+    session.config.write_text(yaml.safe_dump(document))
+    assert staging() == f"none (the configuration already has {MAX_TIERS} tiers, the maximum)"
+
+
+def named(session: Session, key: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """Adds a key that names a file to the configuration, and checks the configuration."""
+    session.config.write_text(f"{session.config.read_text()}{key}: {file}\n")
+    return monarch("config", "check", "-c", session.config)
+
+
+def test_check_refuses_a_plan_with_which_no_daemon_starts(session: Session, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.npz"
+    plan.write_text("no plan")
+    done = named(session, "plan", plan)
+    said = f"{plan}: not a plan (it is not an .npz file); make one with `monarch plan make -c"
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"monarch: {said}")
+    started = session.monarch("start")
+    assert started.returncode != 0
+    assert said in started.stderr
+
+
+def test_check_warns_of_a_plan_of_another_dataset(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    link = tmp_path / "link"
+    link.symlink_to(session.source)
+    plan, index, recipe = tmp_path / "plan", tmp_path / "index", tmp_path / "recipe"
+    sampler = "batch_size: 1, sampler: {kind: DistributedSampler}"
+    recipe.write_text(f"epochs: 1\nparts: [{{dataset: {index}, {sampler}}}]\n")
+
+    def make(root: Path) -> None:
+        for words in (("index", "files", root, "-o", index), ("make", "-c", recipe, "-o", plan)):
+            assert monarch("plan", *words).returncode == 0
+
+    make(link)
+    done = named(session, "plan", plan)
+    assert (done.returncode, done.stderr) == (0, "")
+    make(tmp_path / "other")
+    done = monarch("config", "check", "-c", session.config)
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"monarch: warning: the plan is not followed: {plan}: {tmp_path / 'other'} is not inside"
+        " any configured source; make it from an index of a source (`monarch plan index`)\n"
+    )
+
+
+def test_check_warns_of_a_pack_that_cannot_be_read(session: Session, tmp_path: Path) -> None:
+    pack = tmp_path / "train.tar"
+    for name in ("train.tar", "train.tar.monarch"):
+        (tmp_path / name).write_text("no pack")
+    text = session.config.read_text().replace(f"- {session.source}", "- path: @\n  pack: #")
+    text = text.replace("@", str(session.source)).replace("#", str(pack))
+    session.config.write_text(text)
+    done = monarch("config", "check", "-c", session.config)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "monarch: warning: the pack is not used, and files are read one by one:"
+        f" {pack}.monarch: not the index of a pack (it is not an .npz file); make the index anew"
+        " with `monarch pack DIR -o TAR --index-only`\n"
+    )
 
 
 def test_check_warns_of_an_interface_that_only_other_nodes_have(

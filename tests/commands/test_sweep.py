@@ -79,6 +79,19 @@ def test_what_runs_stays_until_it_is_stopped(
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
 
+def test_stop_names_what_removes_the_rest_of_a_killed_daemon(
+    session_factory: Callable[..., Session], files: Files
+) -> None:
+    session = session_factory(files.root).start()
+    session.kill()
+    hint = "; `monarch sweep` removes what a killed daemon has left on this node\n"
+    done = session.monarch("stop")
+    assert done.returncode == 3
+    assert done.stderr.endswith(f"there is nothing to stop{hint}")
+    assert swept(session).returncode == 0
+    assert session.monarch("stop").stderr.endswith("there is nothing to stop\n")
+
+
 def test_a_daemon_outside_the_container_is_stopped(
     session_factory: Callable[..., Session], files: Files
 ) -> None:

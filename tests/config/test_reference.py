@@ -21,7 +21,7 @@ from monarch_py.cli import group
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config, Tuning
 from monarch_py.plan.builders import index_files
-from monarch_py.plan.recipe import read_plan
+from monarch_py.plan.recipe import plan_of, read_recipe
 from monarch_py.simulator.keys import load_scenario
 from monarch_py.yaml_files.keys import Keys, declared, schema
 
@@ -31,7 +31,7 @@ SMALLEST: dict[str, Any] = {
 }
 READ: dict[str, Callable[[Path], object]] = {
     "configuration.md": load_config,
-    "plan.md": read_plan,
+    "plan.md": lambda path: plan_of(*read_recipe(path)),
     "scenarios.md": load_scenario,
 }
 VALIDATOR = Draft202012Validator(schema(Config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,16 @@ QUOTA = "hierarchy[0].max_storage_quota"
 # (configuration, line, key, words of the problem, words of the hint)
 REFUSED = {
     "not a mapping": ("- a\n", 1, "", "cannot be a list", "sources, hierarchy"),
+    "a long text in place of a mapping": ("word " * 50, 1, "", " word wo...'", "sources"),
+    "a long key": (SMALLEST + "x" * 100 + ": 1\n", 5, "x" * 77 + "...", "unknown", "sources"),
+    "a long word": (SMALLEST + f"scan: {'x' * 100}\n", 5, "scan", "xxx...' is not known", "full"),
+    "a long relative path": (
+        SMALLEST.replace("@/pfs", "x" * 100),
+        1,
+        "sources[0]",
+        "xxx...' is not an absolute path",
+        "write an absolute path",
+    ),
     "unknown key": (SMALLEST + "placment: x\n", 5, "placment", "unknown", "under 'tuning:'?"),
     "unknown key, nothing near": (SMALLEST + "x: 1\n", 5, "x", "unknown", "sources, hierarchy"),
     "unknown key of a source": (
@@ -420,6 +431,17 @@ def test_a_file_that_is_no_text_is_refused(site: Site, data: bytes, problem: str
     site.file.write_bytes(data)
     with pytest.raises(ConfigError, match=re.escape(f"{site.file}{problem}")):
         load_config(site.file)
+
+
+def test_a_pipe_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gives its content only once. The test ends because nobody opens the pipe."""
+    pipe = site.root / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=rf"^{pipe}: is a pipe, .*; write it to a file$"):
+        load_config(pipe)
+    monkeypatch.setenv("MONARCH_SITE_CONFIG", str(pipe))
+    with pytest.raises(ConfigError, match=rf"^{pipe}: is a pipe, .*; write it to a file$"):
+        site.load(SMALLEST)
 
 
 PIECES = [*SMALLEST.splitlines(keepends=True), "- ", "  ", "*", "&a ", "<<: ", "? ", "max", "null"]

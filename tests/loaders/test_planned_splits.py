@@ -22,7 +22,7 @@ from monarch_py.native import lib
 from monarch_py.plan import Plan, Timeline
 from monarch_py.plan.builders import index_files
 from monarch_py.plan.position import PositionEstimator
-from monarch_py.plan.recipe import read_plan
+from monarch_py.plan.recipe import plan_of, read_recipe
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.schedule import group_schedule
 from monarch_py.plan.timeline import Run
@@ -141,7 +141,7 @@ def test_a_daemon_does_not_lose_ranks_that_read_groups(tmp_path: Path) -> None:
     recipe.write_text(
         text.replace("DistributedSampler, seed", f"GroupShuffle, group: {group}, seed")
     )
-    timeline = read_plan(recipe).timeline()
+    timeline = plan_of(*read_recipe(recipe)).timeline()
     run = Run.of(timeline.section(0), 0, timeline.units)
     estimator = PositionEstimator(run, ranks=2)
     schedule = group_schedule(64_000, group, 5, 0, ranks, 4)
@@ -240,7 +240,7 @@ def test_groups_are_dealt_as_their_loader_takes_them(source: Path, tmp_path: Pat
     recipe = described(tmp_path, split)
     text = recipe.read_text()
     recipe.write_text(text.replace("DistributedSampler, seed", "GroupShuffle, group: 50, seed"))
-    loader = read_plan(recipe).parts[0].loader
+    loader = plan_of(*read_recipe(recipe)).parts[0].loader
     for epoch in range(EPOCHS):
         schedule = group_schedule(FILES, 50, 5, epoch, 4, 4)
         batches = loader.batches(epoch)
@@ -266,7 +266,7 @@ def test_wrong_descriptions_are_named(
     split: str, message: str, source: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_plan(described(tmp_path, split))
+        plan_of(*read_recipe(described(tmp_path, split)))
 
 
 def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
         sampler_of(plain, rank=0)
     with pytest.raises(ConfigError, match=r"^part: .* has no part 'val' that is dealt by holders"):
         sampler_of(plain, "val", rank=0)
-    unheld = read_plan(described(tmp_path, SPLITS["solar"]))
+    unheld = plan_of(*read_recipe(described(tmp_path, SPLITS["solar"])))
     with pytest.raises(ConfigError, match=r"^split: 'solar' needs the holders of the samples"):
         unheld.parts[0].loader.batches(0)
     assert with_holders(unheld).parts[0].loader.batches(0).shape[0] == 4
@@ -288,6 +288,6 @@ def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path)
         other.write_text(
             text.replace("kind: DistributedSampler, seed: 5, drop_last: false", sampler)
         )
-        with_holders(read_plan(other)).save(tmp_path / "plan.npz")
+        with_holders(plan_of(*read_recipe(other))).save(tmp_path / "plan.npz")
         with pytest.raises(ConfigError, match=message):
             sampler_of(tmp_path / "plan.npz", rank=0)

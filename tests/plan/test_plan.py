@@ -13,7 +13,7 @@ from monarch_py.commands.figures import figures_of, owners_of
 from monarch_py.errors import ConfigError
 from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
-from monarch_py.plan.recipe import read_plan
+from monarch_py.plan.recipe import plan_of, read_recipe
 from monarch_py.plan.samplers import (
     SAMPLERS,
     DistributedSampler,
@@ -189,7 +189,7 @@ parts:
 def load(tmp_path: Path, text: str) -> Plan:
     path = tmp_path / "plan.yaml"
     path.write_text(text.replace("@", str(tmp_path)))
-    return read_plan(path)
+    return plan_of(*read_recipe(path))
 
 
 def test_the_smallest_description(tmp_path: Path) -> None:
@@ -246,6 +246,7 @@ parts:
     ("change", "message"),
     [
         (("epochs: 2", "epochs: 0"), "1: epochs: 0 is out of range; write"),
+        (("epochs: 2", "epochs: 99999999999"), "1: epochs: 99999999999 is out of range; write"),
         (("epochs: 2\n", ""), "1: epochs: is missing; add"),
         (("dataset: 20", "dataset: 0"), "3: parts[0].dataset: 0 is out of range"),
         (("dataset: 20", "dataset: @/none.npz"), "none.npz: cannot be read (No such file"),

@@ -254,6 +254,7 @@ def test_windows_and_places_that_are_none() -> None:
     assert Run.of(timeline_of(400).section(0), 0, 400).window == 33 * 8
     assert Run.of(timeline_of(4000).section(0), 0, 4000).window == 2 * 33 * 8
     assert Run.of(timeline_of(4000, workers=4).section(0), 0, 4000).window == 2 * 9 * 8
+    assert Run.of(timeline_of(400, workers=10**12).section(0), 0, 400).window == 400
     run = Run.of(section, 0, 400)
     with pytest.raises(ConfigError, match=r"^place: "):
         PositionEstimator(run, 401)

@@ -6,30 +6,23 @@ tier number. No policy places files in it, and it has no manifest.
 """
 
 import logging
-import os
 
 import numpy as np
 
 from monarch_py.arrays import Bools, Ids, Uints
-from monarch_py.config.schema import MAX_TIERS, Config, TierConfig
+from monarch_py.config.schema import Config
 from monarch_py.daemon.copies.copies import Copies
 from monarch_py.errors import TierError
 from monarch_py.ipc import word
-from monarch_py.ipc.session import SessionDir, shm_root
+from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
-from monarch_py.storage import memory
+from monarch_py.storage.staging_area import default_area
 from monarch_py.storage.tiers import Tier, refuse_replaceable
-from monarch_py.util.units import GIB
 
 log = logging.getLogger("monarch.staging")
 
-# If no area is configured, one is created in shared memory. Its size is the least of DEFAULT_BYTES
-# [bytes], 1/SHARE_OF_DISK of the file system's free space, and 1/SHARE_OF_MEMORY of the free
-# memory.
-DEFAULT_BYTES = GIB
-SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 # At least 1/AT_ONCE of the quota is freed at a time, because the search for copies to drop costs as
 # much for one file as for many.
 AT_ONCE = 16
@@ -39,10 +32,10 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
     """Opens the staging area of the configuration. If no area is configured but one is `needed`,
     creates one in shared memory. Returns None if there is no area, or if the area cannot be opened;
     the source then serves the files that this node does not keep."""
-    found = config.staging or (_default(len(config.tiers)) if needed else None)
-    if found is None:
+    if config.staging is None and not needed:
         return None
     try:
+        found = config.staging or default_area(len(config.tiers))
         refuse_replaceable(found.mount_point)
         tier = Tier(found, f"staging-{session.path.name}", config.file)
         try:
@@ -54,23 +47,6 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
     except TierError as error:
         log.warning("there is no staging area: %s", error)
         return None
-
-
-def _default(tiers: int) -> TierConfig | None:
-    place = shm_root()
-    if tiers >= MAX_TIERS:
-        log.warning(
-            "there is no staging area: the configuration already has %d tiers, the maximum", tiers
-        )
-        return None
-    try:
-        room = os.statvfs(place)
-    except OSError as error:
-        log.warning("there is no staging area: %s: %s", place, error.strerror)
-        return None
-    free = room.f_bavail * room.f_frsize // SHARE_OF_DISK
-    quota = min(DEFAULT_BYTES, free, memory.available_bytes() // SHARE_OF_MEMORY)
-    return TierConfig(place, quota, "ram")
 
 
 class Staging:

@@ -52,6 +52,16 @@ class PlacementResult:
     order: Ids
 
 
+def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
+    """Returns the number of the source that contains a dataset of a plan, and "". If none does,
+    returns -1 and the reason why the plan cannot be followed."""
+    root = os.path.realpath(index.root)
+    for number, source in enumerate(sources):
+        if Path(root).is_relative_to(source.real_path):
+            return number, ""
+    return -1, f"{index.root} is not inside any configured source"
+
+
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
     """The input of a placement, which the thread computes with `make`.
@@ -120,19 +130,17 @@ class PlacementTask:
     def _find_files(self, index: Index) -> tuple[Ids, str]:
         """Returns (files,) the files' entries, and the reason why the plan cannot be followed (""
         if it can)."""
-        root = Path(os.path.realpath(index.root))
         entries = np.full(index.files, -1, dtype=np.int64)
-        for number, source in enumerate(self.sources):
-            if root == source.real_path or source.real_path in root.parents:
-                below = os.fsencode(root.relative_to(source.real_path))
-                prefix = b"" if below == b"." else below + b"/"
-                shared, catalog = self.shared, self.catalog
-                where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
-                names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
-                lib.monarch_find_all(*where, *names, pointer(entries))
-                break
-        else:
-            return entries.astype(np.uint64), f"{index.root} is not inside any configured source"
+        number, problem = source_of(index, self.sources)
+        if problem:
+            return entries.astype(np.uint64), problem
+        root = Path(os.path.realpath(index.root))
+        below = os.fsencode(root.relative_to(self.sources[number].real_path))
+        prefix = b"" if below == b"." else below + b"/"
+        shared, catalog = self.shared, self.catalog
+        where = shared.control, shared.clients, catalog.c, number, prefix, len(prefix)
+        names = ffi.cast("char *", pointer(index.pool)), pointer(index.starts), index.files
+        lib.monarch_find_all(*where, *names, pointer(entries))
         known = np.flatnonzero(entries >= 0)
         rows = self.catalog.entries[entries[known]]
         same = (rows["kind"] == Kind.FILE) & (rows["size"] == index.sizes[known])

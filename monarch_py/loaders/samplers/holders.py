@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,8 @@ class Files:
 
     def _of_index(self, index: Index) -> None:
         if index.kind != "unnamed":
-            ends, pool = index.starts.tolist(), index.pool.tobytes()
-            names = [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
-            self.paths = [os.path.join(os.path.abspath(index.root), name) for name in names]
+            root = os.path.abspath(index.root)
+            self.paths = [os.path.join(root, name) for name in index.names()]
         self.sizes = index.sizes.astype(np.int64)
         self.sample_file = index.sample_file
         each = index.sample_length

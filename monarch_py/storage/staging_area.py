@@ -1,0 +1,32 @@
+"""The staging area of a daemon that needs one, if its configuration has none."""
+
+import os
+
+from monarch_py.config.schema import MAX_TIERS, TierConfig
+from monarch_py.errors import TierError
+from monarch_py.ipc.session import shm_root
+from monarch_py.storage import memory
+from monarch_py.util.units import GIB
+
+# The area's size is the least of DEFAULT_BYTES [bytes], 1/SHARE_OF_DISK of the file system's free
+# space, and 1/SHARE_OF_MEMORY of the free memory.
+DEFAULT_BYTES = GIB
+SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
+
+
+def default_area(tiers: int) -> TierConfig:
+    """Returns an area in shared memory, with the size that it would have now. Raises TierError if
+    there can be none.
+
+    tiers : the number of tiers of the configuration
+    """
+    place = shm_root()
+    if tiers >= MAX_TIERS:
+        raise TierError(f"the configuration already has {tiers} tiers, the maximum")
+    try:
+        room = os.statvfs(place)
+    except OSError as error:
+        raise TierError(f"{place}: {error.strerror}") from None
+    free = room.f_bavail * room.f_frsize // SHARE_OF_DISK
+    quota = min(DEFAULT_BYTES, free, memory.available_bytes() // SHARE_OF_MEMORY)
+    return TierConfig(place, quota, "ram")

@@ -1,0 +1,31 @@
+"""Names the limit of this process (`ulimit`) that a system call has met."""
+
+import errno
+import resource
+
+from monarch_py.util.units import format_size
+
+# A daemon needs two descriptors for each block that it is copying, and the locks of a job may take
+# one descriptor per file.
+MIN_DESCRIPTORS = 256
+
+
+def met_limit(number: int | None) -> str:
+    """Returns a sentence that names the limit and the value that is needed; "" if no limit has
+    caused the error.
+
+    number : the errno of the error
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if number == errno.EMFILE:
+        return (
+            f"a process may have only {files} open files here; raise the limit:"
+            f" `ulimit -n {MIN_DESCRIPTORS}` or more"
+        )
+    if number == errno.EFBIG and size != resource.RLIM_INFINITY:
+        return (
+            f"a process may write only {format_size(size)} to a file here; raise the limit:"
+            " `ulimit -f unlimited`"
+        )
+    return ""

@@ -1,0 +1,22 @@
+"""Quotes names for people, so that every name stays on one line and can be told from others."""
+
+import re
+
+# The control characters, and the other characters at which a line ends.
+_ODD = "\x00-\x1f\x7f-\x9f\u2028\u2029"
+_HAS_ODD = re.compile(f"[{_ODD}]")
+_TO_ESCAPE = re.compile(f"[{_ODD}\\\\']")
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'"}
+
+
+def quoted(name: str) -> str:
+    """Returns the name. If it has control characters, returns it as $'...', which bash reads as the
+    name. A name that begins with $' is quoted too, so that no two names look the same."""
+    if not _HAS_ODD.search(name) and not name.startswith("$'"):
+        return name
+    return f"$'{_TO_ESCAPE.sub(_escape, name)}'"
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return _SHORT.get(found[0]) or (f"\\x{number:02x}" if number < 128 else f"\\u{number:04x}")
