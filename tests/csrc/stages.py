@@ -294,13 +294,20 @@ class Stage:
         seen = self.look(*self.operations, preload=False, plain=True)
         return {op: Outcome(printed[op], seen[op], seen[op]) for op in self.operations}
 
+    @cached_property
+    def copies_after_operations(self) -> dict[str, tuple[str, int, int, list[str]]]:
+        """`read_copies` after all operations, while the daemon is still stopped. `thaw` stores this
+        before the daemon goes on, because pytest-xdist may run a test that needs it later."""
+        for operation in self.operations:
+            self.do(operation)
+        return self.read_copies()
+
     def thaw(self) -> None:
         """Performs all operations, then lets the daemon go on until it has nothing left to do, and
         looks at the files with and without the library."""
         if self.thawed:
             return
-        for operation in self.operations:
-            self.do(operation)
+        assert self.copies_after_operations is not None
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
