@@ -72,7 +72,7 @@ struct monarch_peer_get {
     /* number of bytes, from the range's beginning on, that were received with a right sum */
     uint64_t received;
     int32_t error;     /* errno if the status is NO_ROOM */
-    uint32_t is_owner; /* this node takes the peer for the file's owner */
+    uint32_t is_owner; /* 1: according to this node, the peer owns the file */
 };
 
 struct monarch_peer_link;

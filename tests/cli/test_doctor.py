@@ -403,7 +403,7 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
     held = f"tier {served.tiers[0]} is held by the daemon of {served.config} (process "
     assert findings["tier"]["found"].startswith(held)
     assert findings["tier"]["found"].endswith(f"mount_point: {served.tiers[0] / 'tiers'}")
-    # Doctor also finds the held tier before the second daemon is started, but only warns of it.
+    # While the second daemon does not run, doctor finds the held tier too, but only warns of it.
     other.stop()
     status, findings = examined(other)
     assert (status, findings["tier"]["level"]) == (0, "warning")

@@ -1,12 +1,16 @@
-/* Changes a POSIX lock while the library again and again closes descriptors of its own, which it
- * opens to lock the source's file when a program locks a copy.
+/* Changes a POSIX lock in one thread while another thread locks and closes descriptors. When a
+ * program locks a copy, the library opens a descriptor of its own, to lock the source's file, and
+ * closes that descriptor when the program closes the copy.
  *
  *   lock_crowd fcntl|lockf FILE OTHER
  *
- * A thread takes a lock of FILE with fcntl, or releases one with lockf. Before each fcntl system
- * call that this causes, another thread locks and closes a new descriptor of OTHER, at most MOST
- * times in all. Prints the result of the first thread's call, whether the other thread did this
- * MOST times, and the result of the same call when nothing is closed any more.
+ * The first thread makes one call on FILE: it takes a lock with fcntl, or releases one with lockf.
+ * Within that call, the library makes several fcntl system calls. Before each of them, the second
+ * thread opens OTHER, locks it and closes it, until it has done so MOST times.
+ *
+ * Prints three lines: the result of the first thread's call; 1 if the second thread has closed
+ * OTHER MOST times, otherwise 0; the result of the first thread's call when it is repeated without
+ * the second thread.
  */
 #include <errno.h>
 #include <fcntl.h>

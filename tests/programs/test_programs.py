@@ -121,11 +121,19 @@ PROGRAMS = draws.sized(TOGETHER, [alone for program in TOGETHER for alone in pro
 
 # The readers that may access the source although every file has a copy, each with the reason.
 MAY_REACH_THE_SOURCE = {
-    "symlinks_from_outside": "a link outside every source is not seen through: it costs speed",
+    "symlinks_from_outside": (
+        "the library may not recognize a path through a link outside the sources, and the open then"
+        " goes to the source"
+    ),
     "odirect": "a tmpfs of an older kernel refuses O_DIRECT, so such opens go to the source",
     "odirect_open": "as odirect",
-    "opened_with_sync": "no copy is opened with O_DSYNC, which tells something else of it",
-    "exec_without_environment": "a program that clears its children's environment unloads us there",
+    "opened_with_sync": (
+        "the library marks its own opens of copies with O_DSYNC, so a program's open with O_DSYNC"
+        " goes to the source"
+    ),
+    "exec_without_environment": (
+        "without the environment variables, a program's children do not load the library"
+    ),
 }
 
 # These readers take locks. For a lock, the library opens the source's file, but does not read it.

@@ -380,8 +380,8 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Makes room for files that this node owns, by dropping copies of other nodes' files.
-        Of (n,) files, returns those for which there will be room. Does nothing under a plan,
+        """Makes room for those of (n,) files that this node owns, by dropping copies of files that
+        other nodes own. Returns the files for which there will be room. Does nothing under a plan,
         because the plan assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]

@@ -44,7 +44,8 @@ class Ring:
     """Slots of shared memory. Other processes get the ring by fork, or as an argument of a Process.
 
     slots : the number of slots
-    slot_bytes : the size of the largest batch [bytes]; the attribute is rounded up to pages
+    slot_bytes : the size of the largest batch [bytes]. The attribute of the same name is this size,
+        rounded up to whole pages
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
