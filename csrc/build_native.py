@@ -70,7 +70,7 @@ SOURCES = [
     "simulator/run.c",
     "simulator/source.c",
     "simulator/staging.c",
-    "simulator/ways.c",
+    "simulator/routes.c",
 ]
 # The headers whose declarations Python gets.
 HEADERS = [

@@ -398,9 +398,9 @@ void monarch_engine_settle(struct monarch_engine *e);
  * a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
- * counts orders for files in use, 0 counts all others. `way` selects the orders of one way (enum
- * monarch_way: from the sources or from peers), or of both (MONARCH_WAYS). */
-uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way);
+ * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
+ * (enum monarch_origin: from the sources or from peers), or of both (MONARCH_ORIGINS). */
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int origin);
 /* Returns whether any FILL from a source has no result yet. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
 /* Counts, for each of `n` peers, the orders without a result that ask this peer first. */

@@ -128,7 +128,7 @@ def test_every_file_says_what_it_is(rows: dict[str, list[tuple[str, str]]]) -> N
 # Names that must not be used again. The glossary (docs/architecture.md) has the reasons.
 RETIRED = {
     "Ahead", "Card", "Chosen", "Client", "Course", "Follower", "Here", "Holdings", "Homes", "Keeps",
-    "KeepsAll", "Neighbours", "Placing", "Teller", "Told", "Unmet", "Wanted",
+    "KeepsAll", "Neighbours", "Placing", "Teller", "Told", "Unmet", "Wanted", "Way",
 }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_names_that_were_given_up_do_not_come_back() -> None:
 
 
 # The same for C: whole names that must not be used again, and words that no name may contain.
-RETIRED_IN_C = {"TRACK_HELD", "monarch_held", "monarch_track_hold", "wait_held"}
+RETIRED_IN_C = {"TRACK_HELD", "monarch_held", "monarch_track_hold", "wait_held", "way", "ways"}
 RETIRED_WORDS_IN_C = {"turn", "turns", "companion", "companions"}
 
 

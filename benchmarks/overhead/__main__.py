@@ -39,8 +39,8 @@ DIRECTORIES_LISTED = 100
 # More than the space of one million files at the largest block size of a common file system
 # [bytes].
 QUOTA_BYTES = 16 << 30
-# The memory limit of the daemon [bytes]: for a Python process with numpy, and for a catalog entry
-# with its indexes.
+# The limit for the daemon's memory has two parts [bytes]: a fixed part for a Python process with
+# numpy, and a part for each file's catalog entry and its indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
 # A tiny file is copied in 20-150 us; a busy machine may take ten times as long.

@@ -57,9 +57,9 @@ class Program:
 
 
 class Command:
-    """A command that is run as often as each line says. The answer is the wall and the CPU time of
-    all runs [ns], including the processes that they started. Only these runs are under the library.
-    """
+    """A command to be measured. `ask(line)` runs the command int(line) times. It returns the wall
+    time and the CPU time of all these runs together [ns], including the processes that the command
+    starts. Only the command runs under the library."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._argv, self._environment = list(argv), dict(environment)

@@ -44,8 +44,8 @@ struct monarch_engine *monarch_engine_start(int threads, int width, int peer_thr
     p->shared.kept_sources = monarch_can_drop_behind() ? 0 : UINT32_MAX;
     p->width[MONARCH_FROM_SOURCE] = (uint32_t)width;
     p->width[MONARCH_FROM_PEER] = (uint32_t)peer_threads;
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        p->fair[way].share = p->share;
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        p->fair[origin].share = p->share;
     for (int i = 0; i < MONARCH_FILL_SLOTS; i++)
         p->slot[p->free_slots++] = MONARCH_FILL_SLOTS - 1 - i;
     pthread_mutex_init(&p->lock, NULL);
@@ -149,12 +149,12 @@ void monarch_engine_settle(struct monarch_engine *e) {
         pthread_mutex_unlock(&p->lock);
 }
 
-uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int way) {
+uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int origin) {
     struct pool *p = (struct pool *)e;
     pthread_mutex_lock(&p->lock);
     uint64_t n = 0;
-    for (int i = 0; i < MONARCH_WAYS; i++)
-        n += way == i || way == MONARCH_WAYS ? p->pending[in_use != 0][i] : 0;
+    for (int i = 0; i < MONARCH_ORIGINS; i++)
+        n += origin == i || origin == MONARCH_ORIGINS ? p->pending[in_use != 0][i] : 0;
     pthread_mutex_unlock(&p->lock);
     return n;
 }
@@ -196,8 +196,8 @@ static void free_orders(struct queue *q) {
 
 /* Wakes all threads because the engine stops. Ignores the count of sleeping threads, because a
  * client may have overwritten it. */
-static void ring_all(struct pool *p, enum monarch_way way) {
-    struct monarch_bell *bell = &p->shared.clients->engine[way];
+static void ring_all(struct pool *p, enum monarch_origin origin) {
+    struct monarch_bell *bell = &p->shared.clients->engine[origin];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
     monarch_futex_wake(&bell->rings);
 }
@@ -209,8 +209,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     __atomic_store_n(&e->stopping, 1, __ATOMIC_SEQ_CST);
     if (p->listener)
         p->listener->ends(p);
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        ring_all(p, way);
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        ring_all(p, origin);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
         /* If connections stayed open, a peer that sends byte by byte could keep a thread busy until
          * the time limit. */

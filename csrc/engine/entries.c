@@ -37,7 +37,7 @@ struct job *monarch_pop(struct queue *q) {
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 
-enum monarch_way monarch_way_of(const struct job *job) {
+enum monarch_origin monarch_origin_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 

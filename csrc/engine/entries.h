@@ -15,7 +15,7 @@ void monarch_take_out(struct job *job);
 
 /* --- orders by entry -------------------------------------------------------------------------- */
 
-enum monarch_way monarch_way_of(const struct job *job);
+enum monarch_origin monarch_origin_of(const struct job *job);
 /* Returns whether readers may wait for an order of this kind. Only such an order can be found by
  * its entry, from the call of monarch_remember until the order begins. */
 int monarch_is_awaited(const struct job *job);

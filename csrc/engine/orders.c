@@ -139,8 +139,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
  * are under way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
-        p->pending[job->result.in_use][monarch_way_of(job)] += (uint64_t)(int64_t)more;
-    if (job->result.kind == MONARCH_FILL && monarch_way_of(job) == MONARCH_FROM_SOURCE)
+        p->pending[job->result.in_use][monarch_origin_of(job)] += (uint64_t)(int64_t)more;
+    if (job->result.kind == MONARCH_FILL && monarch_origin_of(job) == MONARCH_FROM_SOURCE)
         p->source_fills += (uint32_t)more;
     if (job->peer[0] >= 0)
         p->asked[job->peer[0]] += (uint32_t)more;
@@ -149,7 +149,7 @@ void monarch_count(struct pool *p, const struct job *job, int more) {
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job) {
     job->result.in_use = in_use != 0;
     monarch_count(p, job, 1);
-    monarch_push(&to[monarch_way_of(job)], job);
+    monarch_push(&to[monarch_origin_of(job)], job);
     if (monarch_is_awaited(job))
         monarch_remember(p, job);
 }

@@ -57,7 +57,8 @@ struct grant {
 /* Roles (bits): the work that a thread takes. A wake-up selects sleeping threads by the bits
  * DOES_ALL and READS_AHEAD. */
 enum monarch_role {
-    /* all work of the thread's way (from the sources, or from peers), except PAGE_INs */
+    /* all work whose bytes come from the thread's origin (the sources or the peers), except
+     * PAGE_INs */
     MONARCH_DOES_ALL = 1,
     /* only work that readers wait for. A thread looks for work with this role alone between two
      * parts of other work. */
@@ -102,29 +103,29 @@ struct pool {
     struct monarch_engine shared; /* the first member: its address is the pool's address */
     pthread_mutex_t lock;
     /* done: orders that have a result; told: orders whose result Python has taken */
-    struct queue urgent, in_use[MONARCH_WAYS], to_page_in, normal[MONARCH_WAYS], done, told;
+    struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
     struct late late[2];                 /* [0] normal orders, [1] orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
-     * for normal orders and 1 for orders for files in use, the second is an enum monarch_way. */
-    uint64_t pending[2][MONARCH_WAYS];
+     * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */
+    uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
-    /* by rank: the rank's share, which holds for the threads of both ways; see fair_queue.h */
+    /* by rank: the rank's share, among the threads of each origin; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
-    struct fair_queue fair[MONARCH_WAYS];
+    struct fair_queue fair[MONARCH_ORIGINS];
     int rung;           /* the daemon was rung for results, and has not taken them yet */
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Both by way. width: how many threads at a time may do unasked work, which no reader waits
-     * for. unasked: how many threads do such work now. */
-    uint32_t width[MONARCH_WAYS], unasked[MONARCH_WAYS];
+    /* Both are indexed by enum monarch_origin. width: how many threads at a time may do unasked
+     * work, which no reader waits for. unasked: how many threads do such work now. */
+    uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
     /* by peer: how many of the threads counted in `unasked` ask this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
     struct grant grant;
@@ -152,8 +153,8 @@ struct pool {
     int away;                  /* number of threads whose work asks any peer: the sum of `at` */
     struct worker {
         struct pool *pool;
-        uint32_t number; /* index among the threads of its way */
-        enum monarch_way way;
+        uint32_t number; /* index among the threads with the same origin */
+        enum monarch_origin origin;
         int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
         /* the thread has left an order queued, because a program is still reading the file */

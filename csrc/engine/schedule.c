@@ -65,22 +65,23 @@ static void go_to(struct pool *p, struct worker *me, int peer) {
     }
 }
 
-static int has_slot(const struct pool *p, enum monarch_way way) {
-    return p->free_slots > (way == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
+static int has_slot(const struct pool *p, enum monarch_origin origin) {
+    return p->free_slots > (origin == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-/* Returns the entry's queued order of this way, if it can begin now, else NULL. */
-static struct job *queued(const struct pool *p, enum monarch_way way, uint64_t id) {
-    struct job *job = has_slot(p, way) ? monarch_order_of(p, id) : NULL;
-    return job && monarch_way_of(job) == way ? job : NULL;
+/* Returns the entry's queued order if its bytes come from this origin and it can begin now, else
+ * NULL. */
+static struct job *queued(const struct pool *p, enum monarch_origin origin, uint64_t id) {
+    struct job *job = has_slot(p, origin) ? monarch_order_of(p, id) : NULL;
+    return job && monarch_origin_of(job) == origin ? job : NULL;
 }
 
 static int find_queued(struct pool *p, const struct worker *me, uint64_t id, struct work *w) {
-    struct job *job = queued(p, me->way, id);
+    struct job *job = queued(p, me->origin, id);
     if (!job || !can_serve(p, me->peer, job))
         return 0;
-    p->pending[job->result.in_use][me->way]--;
-    p->pending[job->result.in_use = 1][me->way]++;
+    p->pending[job->result.in_use][me->origin]--;
+    p->pending[job->result.in_use = 1][me->origin]++;
     begins(p, job, w);
     return 1;
 }
@@ -124,7 +125,7 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     uint64_t id = monarch_demand_entry(reader->demand);
     struct fill *f = monarch_fill_of(p, id);
     if (f)
-        return monarch_way_of(f->job) == me->way && find_unit(p, me, f, reader, w);
+        return monarch_origin_of(f->job) == me->origin && find_unit(p, me, f, reader, w);
     if (!monarch_has_order(p, id) && me->unordered_count < MONARCH_UNORDERED &&
         may_order(p, reader->place, reader->demand))
         me->unordered[me->unordered_count++] = *reader;
@@ -135,7 +136,7 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
  * last one that found work ended. When the search reaches a reader that belongs to a rank, the
  * ranks' shares decide which rank's reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
-    struct fair_queue *queue = &p->fair[me->way];
+    struct fair_queue *queue = &p->fair[me->origin];
     struct line line;
     monarch_line_up(&line, queue, p->shared.clients->demand, p->taken, p->next_demand);
     for (struct waiting reader; monarch_next_waiting(&line, &reader);)
@@ -160,12 +161,13 @@ static uint64_t unit_ahead(struct fill *f) {
  * none. *first gets the first fill in the list that could be served. This fill is usually the
  * result. A later fill is the result if the readers of both fills belong to ranks, and the later
  * fill's rank is due earlier. */
-static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct fill **first) {
-    const struct fair_queue *queue = &p->fair[way];
+static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
+                              struct fill **first) {
+    const struct fair_queue *queue = &p->fair[origin];
     struct fill *chosen = NULL;
     uint64_t due = 0;
     for (struct fill *f = p->fills; f; f = f->next) {
-        if (monarch_way_of(f->job) != way || !f->asked_ns || monarch_fill_is_over(f) ||
+        if (monarch_origin_of(f->job) != origin || !f->asked_ns || monarch_fill_is_over(f) ||
             f->next_unit == DONE || !can_ask(p, -1, f->job))
             continue;
         unsigned rank = monarch_rank_in(queue, f->asked_by);
@@ -183,8 +185,8 @@ static struct fill *next_fill(const struct pool *p, enum monarch_way way, struct
 /* Finds a unit to fill before a reader asks for it: a reader that has waited for one unit will soon
  * want the next units. The files for which readers have waited are served in rotation, one unit
  * each. */
-static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
-    for (struct fill *first = NULL, *f; (f = next_fill(p, way, &first));) {
+static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w) {
+    for (struct fill *first = NULL, *f; (f = next_fill(p, origin, &first));) {
         uint64_t unit = unit_ahead(f);
         if (unit == DONE)
             continue;
@@ -192,7 +194,7 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
         f->users++;
         *w = (struct work){.fill = f, .unit = unit, .is_unit = 1};
         monarch_move_last(p, f, first);
-        monarch_served(&p->fair[way], monarch_rank_in(&p->fair[way], f->asked_by));
+        monarch_served(&p->fair[origin], monarch_rank_in(&p->fair[origin], f->asked_by));
         return 1;
     }
     return 0;
@@ -200,16 +202,16 @@ static int find_ahead(struct pool *p, enum monarch_way way, struct work *w) {
 
 /* Returns whether a thread can begin a block of this fill. Fills for which a reader has waited are
  * moved unit by unit instead (find_ahead). */
-static int has_block(const struct pool *p, enum monarch_way way, const struct fill *f) {
+static int has_block(const struct pool *p, enum monarch_origin origin, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
-           monarch_way_of(f->job) == way && can_ask_unasked(p, f->job);
+           monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
 /* Finds a block of a fill for which no reader has waited. Fills without a reader are finished one
  * after the other. */
-static int find_block(struct pool *p, enum monarch_way way, int in_use, struct work *w) {
+static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;
-    while (f && ((int)f->job->result.in_use != in_use || !has_block(p, way, f)))
+    while (f && ((int)f->job->result.in_use != in_use || !has_block(p, origin, f)))
         f = f->next;
     if (!f)
         return 0;
@@ -218,12 +220,12 @@ static int find_block(struct pool *p, enum monarch_way way, int in_use, struct w
     return 1;
 }
 
-static int can_begin(const struct pool *p, enum monarch_way way, const struct queue *q) {
-    return q->first && (q->first->result.kind != MONARCH_FILL || has_slot(p, way));
+static int can_begin(const struct pool *p, enum monarch_origin origin, const struct queue *q) {
+    return q->first && (q->first->result.kind != MONARCH_FILL || has_slot(p, origin));
 }
 
-static int find_job(struct pool *p, enum monarch_way way, struct queue *q, struct work *w) {
-    if (!can_begin(p, way, q))
+static int find_job(struct pool *p, enum monarch_origin origin, struct queue *q, struct work *w) {
+    if (!can_begin(p, origin, q))
         return 0;
     begins(p, q->first, w);
     return 1;
@@ -279,9 +281,9 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
 /* Takes the next order from the queue, so that the thread begins it. Sets aside orders that ask a
  * peer which already has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
-    enum monarch_way way = me->way;
-    struct queue *q = in_use ? &p->in_use[way] : &p->normal[way];
-    if (way == MONARCH_FROM_PEER && has_slot(p, way)) { /* all orders of this way are fills */
+    enum monarch_origin origin = me->origin;
+    struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
+    if (origin == MONARCH_FROM_PEER && has_slot(p, origin)) { /* all orders from peers are fills */
         struct job *job = first_late(p, in_use);
         if (job) {
             begins(p, job, w);
@@ -290,47 +292,47 @@ static int find_order(struct pool *p, struct worker *me, int in_use, struct work
         while (q->first && !can_ask_unasked(p, q->first))
             put_aside(&p->late[in_use], q->first);
     }
-    if (way == MONARCH_FROM_SOURCE && pass_over_read(p, q)) {
+    if (origin == MONARCH_FROM_SOURCE && pass_over_read(p, q)) {
         me->awaits_reader = 1;
         return 0;
     }
-    return find_job(p, way, q, w);
+    return find_job(p, origin, q, w);
 }
 
 uint32_t monarch_roles_of(const struct worker *me) {
-    int reads_ahead = me->way == MONARCH_FROM_SOURCE && me->number % 2;
+    int reads_ahead = me->origin == MONARCH_FROM_SOURCE && me->number % 2;
     return MONARCH_DOES_ALL | (reads_ahead ? MONARCH_READS_AHEAD : 0);
 }
 
-static int is_within_width(const struct pool *p, enum monarch_way way) {
-    return p->unasked[way] < p->width[way];
+static int is_within_width(const struct pool *p, enum monarch_origin origin) {
+    return p->unasked[origin] < p->width[origin];
 }
 
 /* Takes work that no reader waits for: a unit ahead of a reader, a block, or an order. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
-    enum monarch_way way = me->way;
-    int is_ahead =
-        in_use && (way == MONARCH_FROM_PEER || is_within_width(p, way)) && find_ahead(p, way, w);
-    if (!is_ahead && (!is_within_width(p, way) ||
-                      !(find_block(p, way, in_use, w) || find_order(p, me, in_use, w))))
+    enum monarch_origin origin = me->origin;
+    int is_ahead = in_use && (origin == MONARCH_FROM_PEER || is_within_width(p, origin)) &&
+                   find_ahead(p, origin, w);
+    if (!is_ahead && (!is_within_width(p, origin) ||
+                      !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
     /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
      * against the width: the reader will soon wait, and there are enough threads for peers. */
-    if (is_ahead && way == MONARCH_FROM_PEER)
+    if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
-    p->unasked[way]++;
-    if (way == MONARCH_FROM_PEER)
+    p->unasked[origin]++;
+    if (origin == MONARCH_FROM_PEER)
         p->unasked_at[me->unasked_peer = (w->job ? w->job : w->fill->job)->peer[0]]++;
     return 1;
 }
 
 static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct work *w) {
-    enum monarch_way way = me->way;
+    enum monarch_origin origin = me->origin;
     return find_demand(p, me, w) ||
-           (way == MONARCH_FROM_SOURCE && find_job(p, way, &p->urgent, w)) ||
+           (origin == MONARCH_FROM_SOURCE && find_job(p, origin, &p->urgent, w)) ||
            find_unasked(p, me, 1, w) ||
-           (roles & MONARCH_READS_AHEAD && find_job(p, way, &p->to_page_in, w)) ||
+           (roles & MONARCH_READS_AHEAD && find_job(p, origin, &p->to_page_in, w)) ||
            find_unasked(p, me, 0, w);
 }
 
@@ -338,8 +340,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
  * not counted as asking a peer. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
-    p->unasked[me->way] -= (uint32_t)me->is_unasked;
-    if (me->is_unasked && me->way == MONARCH_FROM_PEER)
+    p->unasked[me->origin] -= (uint32_t)me->is_unasked;
+    if (me->is_unasked && me->origin == MONARCH_FROM_PEER)
         p->unasked_at[me->unasked_peer]--;
     me->is_unasked = 0;
     p->resting[me->number % 2] += me->is_at_work;
@@ -354,7 +356,7 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
     if (!find_any(p, me, roles, w))
         return 0;
     go_to(p, me, (w->job ? w->job : w->fill->job)->peer[0]);
-    me->is_at_work = me->way == MONARCH_FROM_SOURCE;
+    me->is_at_work = me->origin == MONARCH_FROM_SOURCE;
     p->resting[me->number % 2] -= me->is_at_work;
     w->leaves_nobody = me->is_at_work && p->resting[me->number % 2] == 0;
     return 1;
@@ -365,7 +367,7 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
 /* A thread is woken only for work that it can do, and no work is left waiting while a thread that
  * could do it sleeps. The rules:
  *
- *   - Work is added under the pool's lock. Then the bell of its way is rung, which changes the
+ *   - Work is added under the pool's lock. Then the bell of its origin is rung, which changes the
  *     bell's word and wakes one thread that could do the work. A thread reads the word before it
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
  *     before the work was added does not fall asleep.
@@ -376,60 +378,63 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     more thread. There is one exception: a thread whose work no longer asks the same peer rings
  *     the bell itself. The peer that the thread has left has room again for orders that were set
  *     aside, and no other ring will come for these orders.
- *   - A thread that has all roles of its way and finds no work need not wake others, because there
- *     is nothing that they could do.
- *   - A demand whose file has no order counts as work of both ways, until a thread has ordered a
+ *   - A thread that has all roles of its origin and finds no work need not wake others, because
+ * there is nothing that they could do.
+ *   - A demand whose file has no order counts as work of both origins, until a thread has ordered a
  *     fill of the file or left the file to the daemon's loop (grant.c). */
 
-static int has_demand(const struct pool *p, enum monarch_way way) {
+static int has_demand(const struct pool *p, enum monarch_origin origin) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t d = __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE);
         if (!d || d == p->taken[i])
             continue;
         uint64_t id = monarch_demand_entry(d);
         const struct fill *f = monarch_fill_of(p, id);
-        const struct job *job = f ? f->job : queued(p, way, id);
-        if (job ? monarch_way_of(job) == way && can_serve(p, -1, job)
+        const struct job *job = f ? f->job : queued(p, origin, id);
+        if (job ? monarch_origin_of(job) == origin && can_serve(p, -1, job)
                 : !monarch_has_order(p, id) && may_order(p, i, d))
             return 1;
     }
     return 0;
 }
 
-static int has_blocks(const struct pool *p, enum monarch_way way) {
+static int has_blocks(const struct pool *p, enum monarch_origin origin) {
     const struct fill *f = p->fills;
-    while (f && !has_block(p, way, f))
+    while (f && !has_block(p, origin, f))
         f = f->next;
     return f != NULL;
 }
 
-static int has_late(struct pool *p, enum monarch_way way) {
-    return way == MONARCH_FROM_PEER && has_slot(p, way) && (first_late(p, 0) || first_late(p, 1));
+static int has_late(struct pool *p, enum monarch_origin origin) {
+    return origin == MONARCH_FROM_PEER && has_slot(p, origin) &&
+           (first_late(p, 0) || first_late(p, 1));
 }
 
-uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way) {
-    if (has_demand(p, way) || (way == MONARCH_FROM_SOURCE && can_begin(p, way, &p->urgent)))
+uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin) {
+    if (has_demand(p, origin) ||
+        (origin == MONARCH_FROM_SOURCE && can_begin(p, origin, &p->urgent)))
         return MONARCH_DOES_ALL;
-    uint32_t who = way == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
-    int is_within = is_within_width(p, way);
+    uint32_t who = origin == MONARCH_FROM_SOURCE && p->to_page_in.first ? MONARCH_READS_AHEAD : 0;
+    int is_within = is_within_width(p, origin);
     struct fill *first = NULL;
-    if (((is_within || way == MONARCH_FROM_PEER) && next_fill(p, way, &first)) ||
-        (is_within && (can_begin(p, way, &p->in_use[way]) || can_begin(p, way, &p->normal[way]) ||
-                       has_blocks(p, way) || has_late(p, way))))
+    if (((is_within || origin == MONARCH_FROM_PEER) && next_fill(p, origin, &first)) ||
+        (is_within &&
+         (can_begin(p, origin, &p->in_use[origin]) || can_begin(p, origin, &p->normal[origin]) ||
+          has_blocks(p, origin) || has_late(p, origin))))
         who |= MONARCH_DOES_ALL;
     return who;
 }
 
-void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who) {
+void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) {
     if (who)
-        monarch_bell_ring(&p->shared.clients->engine[way], 1, who);
+        monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
 void monarch_unlock_and_ring(struct pool *p) {
-    uint32_t who[MONARCH_WAYS];
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        who[way] = monarch_whom_it_needs(p, way);
+    uint32_t who[MONARCH_ORIGINS];
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        who[origin] = monarch_whom_it_needs(p, origin);
     pthread_mutex_unlock(&p->lock);
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        monarch_ring_one(p, way, who[way]);
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        monarch_ring_one(p, origin, who[origin]);
 }

@@ -21,13 +21,13 @@ uint32_t monarch_roles_of(const struct worker *me);
  * its current work passes MONARCH_DOES_DEMANDS alone. Any other roles tell that the thread has
  * finished its current work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles, as bits, of the threads of this way that could do some of the waiting work; 0
- * if no work waits. The result may be nonzero although no work is left: a fill for which a reader
+/* Returns the roles, as bits, of the threads of this origin that could do some of the waiting work;
+ * 0 if no work waits. The result may be nonzero although no work is left: a fill for which a reader
  * has waited counts until a search has found that all units of the fill are claimed. */
-uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_way way);
+uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin);
 /* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
  * returned by monarch_whom_it_needs. */
-void monarch_ring_one(struct pool *p, enum monarch_way way, uint32_t who);
+void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who);
 /* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);

@@ -125,14 +125,14 @@ static void put_back(struct pool *p, struct job *job) {
 
 static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     struct pool *p = me->pool;
-    enum monarch_way way = me->way;
-    struct monarch_bell *bell = &p->shared.clients->engine[way];
-    uint32_t who = 0, all = way == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
+    enum monarch_origin origin = me->origin;
+    struct monarch_bell *bell = &p->shared.clients->engine[origin];
+    uint32_t who = 0, all = origin == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
     int was_at = me->peer;
     pthread_mutex_lock(&p->lock);
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
-        who = monarch_whom_it_needs(p, way);
+        who = monarch_whom_it_needs(p, origin);
     /* This thread found no work, but has the role DOES_ALL. So the only work that may be left for
      * this role is an order whose file a program is still reading. No other thread is woken for
      * such an order. */
@@ -140,7 +140,7 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
     if (who && has_left)
-        monarch_ring_one(p, way, who);
+        monarch_ring_one(p, origin, who);
     else if (who)
         monarch_bell_wake(bell, 1, who);
     return found;
@@ -254,14 +254,14 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
          * middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
-        enum monarch_way way = monarch_way_of(job);
+        enum monarch_origin origin = monarch_origin_of(job);
         pthread_mutex_lock(&p->lock);
         f->users = 1;
         f->next_block = blocks;
         monarch_add_fill(p, f);
-        uint32_t who = is_small || is_handed ? 0 : monarch_whom_it_needs(p, way);
+        uint32_t who = is_small || is_handed ? 0 : monarch_whom_it_needs(p, origin);
         pthread_mutex_unlock(&p->lock);
-        monarch_ring_one(p, way, who);
+        monarch_ring_one(p, origin, who);
         for (uint64_t b = 0; b < blocks; b++)
             move_block(p, f, b, buffer, depth);
         leave(p, f);
@@ -304,12 +304,12 @@ static uint64_t next_look(const struct worker *w, int has_used) {
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* Sleeps until the bell for the thread's `enum monarch_way` rings, or until the time `until_ns`
+/* Sleeps until the bell for the thread's `enum monarch_origin` rings, or until the time `until_ns`
  * [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`. Returns 0
  * if `until_ns` has passed, else 1. */
 static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
-    struct monarch_bell *bell = &p->shared.clients->engine[w->way];
+    struct monarch_bell *bell = &p->shared.clients->engine[w->origin];
     int was_rung = 1;
     __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
@@ -323,7 +323,7 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
-    const struct monarch_bell *bell = &p->shared.clients->engine[me->way];
+    const struct monarch_bell *bell = &p->shared.clients->engine[me->origin];
     uint32_t roles = monarch_roles_of(me);
     int has_used = 0;
     while (!__atomic_load_n(&p->shared.stopping, __ATOMIC_ACQUIRE)) {
@@ -335,7 +335,7 @@ static void *work(void *arg) {
             uint64_t begun_ns = __atomic_load_n(&p->rests, __ATOMIC_RELAXED) ? monarch_now_ns() : 0;
             do_work(p, &w, me->buffer);
             has_used = 1;
-            if (begun_ns && me->is_unasked && me->way == MONARCH_FROM_SOURCE)
+            if (begun_ns && me->is_unasked && me->origin == MONARCH_FROM_SOURCE)
                 rest(begun_ns);
         } else if (!wait_for_ring(me, seen, roles, next_look(me, has_used)) && !me->awaits_reader) {
             madvise(me->buffer, MONARCH_CHUNK, MADV_DONTNEED);
@@ -359,19 +359,20 @@ char *monarch_map_buffer(void) {
 
 void monarch_unmap_buffer(char *buffer) { munmap(buffer, MONARCH_CHUNK); }
 
-static int start(struct pool *p, struct worker *w, enum monarch_way way, int number) {
+static int start(struct pool *p, struct worker *w, enum monarch_origin origin, int number) {
     pthread_attr_t attributes;
     char *buffer = monarch_map_buffer();
     if (!buffer)
         return 0;
     *w = (struct worker){
-        .pool = p, .number = (uint32_t)number, .way = way, .peer = -1, .buffer = buffer};
+        .pool = p, .number = (uint32_t)number, .origin = origin, .peer = -1, .buffer = buffer};
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int is_started = pthread_create(&w->thread, &attributes, work, w) == 0;
     pthread_attr_destroy(&attributes);
     if (is_started) /* the name that `top -H` shows */
-        pthread_setname_np(w->thread, way == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
+        pthread_setname_np(w->thread,
+                           origin == MONARCH_FROM_PEER ? "monarch-fetch" : "monarch-fill");
     else
         monarch_unmap_buffer(buffer);
     return is_started;

@@ -6,7 +6,7 @@
 /* Starts the threads that the engine begins with. More threads for the sources are started later,
  * when all running threads with the role READS_AHEAD have work, or when all running threads without
  * that role have work. Returns 0 if no thread for the sources could be started. A thread ends when
- * the engine is stopping and the bell of its way is rung. */
+ * the engine is stopping and the bell of its origin is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
 /* Implements monarch_engine.serve_readers. Does nothing if this thread is already inside a call of
  * this function. So at most two of a thread's waits for peers are nested. */

@@ -28,7 +28,7 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 /* Takes a queued order out of its queue and returns it. If the order asks peers, or if another
  * descriptor waits for it, leaves the order queued and returns NULL. */
 static struct job *take_queued(struct pool *p, struct job *job) {
-    if (job->is_kept || monarch_way_of(job) != MONARCH_FROM_SOURCE)
+    if (job->is_kept || monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
     monarch_unqueue(p, job);
     p->pending[job->result.in_use][MONARCH_FROM_SOURCE]--;

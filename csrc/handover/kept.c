@@ -127,7 +127,7 @@ void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
     /* This check comes first, and without a lock: nearly always the table is empty. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
-        monarch_way_of(job) != MONARCH_FROM_SOURCE)
+        monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return;
     pthread_mutex_lock(&t->lock);
     int i = find(t, job);

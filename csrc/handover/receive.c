@@ -213,8 +213,8 @@ static void start(struct handovers *h) {
     if (!buffer)
         return;
     fresh->all = h;
-    fresh->worker =
-        (struct worker){.pool = h->pool, .way = MONARCH_FROM_SOURCE, .peer = -1, .buffer = buffer};
+    fresh->worker = (struct worker){
+        .pool = h->pool, .origin = MONARCH_FROM_SOURCE, .peer = -1, .buffer = buffer};
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     if (pthread_create(&fresh->worker.thread, &attributes, take_all, fresh) == 0) {

@@ -58,10 +58,10 @@ static int find(void *library) {
  * Python's hashlib has usually loaded one. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
-    const int ways[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};
-    for (int way = 0; way < 2; way++)
+    const int modes[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};
+    for (int mode = 0; mode < 2; mode++)
         for (size_t i = 0; !is_there && i < sizeof names / sizeof *names; i++) {
-            void *library = dlopen(names[i], ways[way]);
+            void *library = dlopen(names[i], modes[mode]);
             is_there = library && find(library);
         }
 }

@@ -305,9 +305,9 @@ struct monarch_stats {
 /* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
  * never delays a read of the source. If both origins shared the same threads, two nodes that fill
  * files from each other could deadlock. */
-enum monarch_way { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_WAYS };
+enum monarch_origin { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_ORIGINS };
 
-/* The doorbell on which the copying threads of one way sleep. A thread that adds work increments
+/* The doorbell on which the copying threads of one origin sleep. A thread that adds work increments
  * the futex and then wakes one sleeping thread, if there is any. The woken thread takes work, and
  * wakes another thread if there is more work. */
 struct monarch_bell {
@@ -360,9 +360,9 @@ struct monarch_clients {
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
-    /* The bells of both ways. A client that demands a unit rings both, because it does not know
+    /* The bells of both origins. A client that demands a unit rings both, because it does not know
      * whether the file comes from the source or from a peer. */
-    struct monarch_bell engine[MONARCH_WAYS];
+    struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. While the counters still have this sum, the daemon has made no progress since,
      * and no process waits for the daemon. */

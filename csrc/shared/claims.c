@@ -4,14 +4,14 @@
 
 /* --- the program's side ----------------------------------------------------------------------- */
 
-int monarch_is_on_its_way(uint64_t claim, uint64_t now_ns) {
+int monarch_is_in_transit(uint64_t claim, uint64_t now_ns) {
     return claim & MONARCH_CLAIM_HANDED && monarch_claim_holds(claim, now_ns);
 }
 
 void monarch_claim_file(struct monarch_clients *m, uint64_t id) {
     uint64_t *at = monarch_claim_at(m, id), now = monarch_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
-    if (!monarch_is_on_its_way(seen, now))
+    if (!monarch_is_in_transit(seen, now))
         __atomic_compare_exchange_n(at, &seen, monarch_claim_of(id, 0, now), 0, __ATOMIC_SEQ_CST,
                                     __ATOMIC_RELAXED);
 }
@@ -20,7 +20,7 @@ uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id) {
     uint64_t *at = monarch_claim_at(m, id), now = monarch_now_ns();
     uint64_t seen = __atomic_load_n(at, __ATOMIC_SEQ_CST);
     uint64_t claim = monarch_claim_of(id, MONARCH_CLAIM_HANDED, now);
-    while (!monarch_is_on_its_way(seen, now))
+    while (!monarch_is_in_transit(seen, now))
         if (__atomic_compare_exchange_n(at, &seen, claim, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             return claim;
     return 0;

@@ -37,10 +37,11 @@ static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings the bells of both ways (enum monarch_way), as a client does after it has made a demand. */
+/* Rings the bells of both origins (enum monarch_origin), as a client does after it has made a
+ * demand. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m) {
-    for (int way = 0; way < MONARCH_WAYS; way++)
-        monarch_bell_ring(&m->engine[way], 1, FUTEX_BITSET_MATCH_ANY);
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        monarch_bell_ring(&m->engine[origin], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* Sleeps until a waker whose `who` has a common bit with this `who` wakes the thread, or until

@@ -30,13 +30,13 @@ void sim_class_thread(struct monarch_sim *s, uint32_t number, double now) {
     int32_t file = s->copy[t->copy].file;
     double bytes = size_of(s, file);
     int64_t reached = s->job.copy_due ? s->job.copy_due[t->copy] : 0;
-    struct way w = sim_best_way(s, now, t->node, file, reached);
+    struct route w = sim_best_route(s, now, t->node, file, reached);
     uint32_t who = s->job.nodes * s->threads + number;
     if (w.from == MONARCH_SIM_PFS) {
         sim_read(s, now, PFS_LAST, who, bytes);
         return;
     }
-    double end = sim_take_way(s, now, t->node, &w, who, bytes);
+    double end = sim_take_route(s, now, t->node, &w, who, bytes);
     if (end >= 0)
         sim_filled(s, number, end);
 }

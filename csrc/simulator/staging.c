@@ -102,9 +102,9 @@ static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
     return best;
 }
 
-static struct way told_way(const struct known *k, size_t place, uint32_t node) {
+static struct route told_route(const struct known *k, size_t place, uint32_t node) {
     int32_t holder = k->told.holder[place];
-    struct way w = {0, 0, MONARCH_SIM_PFS, 0, 0, -1};
+    struct route w = {0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     if (holder >= 0) {
         w.from = (uint32_t)holder == node ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE;
         w.holder = (uint32_t)holder;
@@ -113,7 +113,7 @@ static struct way told_way(const struct known *k, size_t place, uint32_t node) {
     return w;
 }
 
-static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const struct way *w,
+static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const struct route *w,
                   int32_t file) {
     uint32_t epoch = (uint32_t)(access / per_epoch(s));
     double bytes = size_of(s, file);
@@ -178,9 +178,9 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         staged(s, thread, now);
         return;
     }
-    struct way w = k->told.holder
-                       ? told_way(k, place, node)
-                       : sim_best_way(s, now, node, file, number_of(s, t->rank, t->access));
+    struct route w = k->told.holder
+                         ? told_route(k, place, node)
+                         : sim_best_route(s, now, node, file, number_of(s, t->rank, t->access));
     if (s->job.is_free) {
         w.from = MONARCH_SIM_STAGING;
         staged(s, thread, now);
@@ -189,7 +189,7 @@ static void fetch(struct monarch_sim *s, uint32_t thread, double now) {
         w.from = sim_read(s, now, t->access, thread, bytes + more);
         w.epoch = (int32_t)(t->access / per_epoch(s));
     } else {
-        double end = sim_take_way(s, now, node, &w, thread, bytes);
+        double end = sim_take_route(s, now, node, &w, thread, bytes);
         if (end >= 0 && (w.from == MONARCH_SIM_REMOTE || k->told.holder))
             keep(s, thread, end);
         if (end >= 0)

@@ -177,9 +177,9 @@ void sim_drop(struct monarch_sim *s, uint32_t rank);
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
 void sim_checkpoint_written(struct monarch_sim *s, double end);
 
-/* --- ways.c --- */
+/* --- routes.c --- */
 
-struct way {
+struct route {
     /* end: time at which the bytes have arrived; whole: time at which the copy is complete */
     double end, whole;
     uint32_t from, holder, cls; /* from: enum monarch_sim_from */
@@ -187,16 +187,16 @@ struct way {
     int32_t epoch;
 };
 
-/* Returns the way by which the file arrives earliest: from a copy, or from the file system. The
- * ways are compared as in NoPFS, section 4, except that the time of a way includes the wait for
+/* Returns the route by which the file arrives earliest: from a copy, or from the file system. The
+ * routes are compared as in NoPFS, section 4, except that the time of a route includes the wait for
  * earlier requests. reached: the number of the node's current access; compared with copy_due. */
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
-                        int64_t reached);
-/* Requests the bytes by this way, and returns the time at which they will have arrived. If this
+struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                            int64_t reached);
+/* Requests the bytes by this route, and returns the time at which they will have arrived. If this
  * time depends on later transfers over the links, returns a negative number, and on_arrival is
  * called when the bytes arrive. Reads of the file system go through sim_read instead. */
-double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
-                    uint32_t who, double bytes);
+double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const struct route *w,
+                      uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);

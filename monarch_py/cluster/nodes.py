@@ -126,8 +126,8 @@ def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str
         nodes = [node for node in silent if node["why"] == why]
         names = listed([node["name"] for node in nodes])
         found.append(
-            f"{names} at {listed([node['address'] for node in nodes])}, asked by {asker.name}:"
-            f" {why}; nodes that cannot reach each other read each other's files from the source;"
+            f"{asker.name} asked {names} at {listed([node['address'] for node in nodes])}: {why};"
+            " nodes that cannot reach each other read more from the source;"
             f" look for a firewall, or set peers.interface in {asker.file} to another network"
         )
     return found

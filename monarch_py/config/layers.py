@@ -19,7 +19,7 @@ import yaml
 from monarch_py.config.schema import Config, SourceConfig, TierConfig
 from monarch_py.errors import ConfigError
 from monarch_py.yaml_files.keys import Keys, all_declared, declared, read_given
-from monarch_py.yaml_files.nodes import Document, Spot, Way, load_document
+from monarch_py.yaml_files.nodes import Document, KeyPath, Spot, load_document
 
 # The variables that name the user's file, the site's file, and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
@@ -182,8 +182,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
             level.of(name).warn("ignored: a level without a quota is the source")
     given["sources"], given["tiers"] = (SourceConfig(last.mount_point),), tuple(others)
     spots, spot = top.document.spots, level.of("mount_point")
-    for way in (("sources",), ("sources", 0), ("sources", 0, "path")):
-        spots[way] = spot
+    for key_path in (("sources",), ("sources", 0), ("sources", 0, "path")):
+        spots[key_path] = spot
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
@@ -202,7 +202,7 @@ def _together(layers: Sequence[Layer]) -> Layers:
     file = next(each for each in reversed(layers) if each.top.line)
     with_tiers = [each for each in layers if "tiers" in each.given] or [file]
     given: dict[str, Any] = {}
-    spots: dict[Way, Spot] = {}
+    spots: dict[KeyPath, Spot] = {}
     for layer in layers:
         for name, each in all_declared(Config).items():
             if each.field.name in layer.given:
@@ -213,7 +213,7 @@ def _together(layers: Sequence[Layer]) -> Layers:
 
 
 def _lay_over(
-    given: dict[str, Any], spots: dict[Way, Spot], layer: Layer, name: str, attribute: str
+    given: dict[str, Any], spots: dict[KeyPath, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
     """Sets the key `name` in `given` to the value from `layer`, which replaces a value from lower
     layers. If the value is an inner mapping, only the keys that `layer` has are replaced.
@@ -221,7 +221,9 @@ def _lay_over(
     attribute : the name of the key's field
     """
     value, below = layer.given[attribute], given.get(attribute)
-    ours = {way: at for way, at in layer.top.document.spots.items() if way[:1] == (name,)}
+    ours = {
+        key_path: at for key_path, at in layer.top.document.spots.items() if key_path[:1] == (name,)
+    }
     if isinstance(value, Keys) and isinstance(below, Keys):
         inner = declared(type(value)).items()
         kept = {each.field.name: getattr(below, each.field.name) for key, each in inner
@@ -230,8 +232,8 @@ def _lay_over(
     else:
         if name == "sources":
             value = _as_described(value, below or (), spots, ours)
-        for way in [way for way in spots if way[:1] == (name,)]:
-            del spots[way]
+        for key_path in [key_path for key_path in spots if key_path[:1] == (name,)]:
+            del spots[key_path]
     given[attribute] = value
     spots.update(ours)
 
@@ -239,8 +241,8 @@ def _lay_over(
 def _as_described(
     named: Sequence[SourceConfig],
     below: Sequence[SourceConfig],
-    spots: dict[Way, Spot],
-    ours: dict[Way, Spot],
+    spots: dict[KeyPath, Spot],
+    ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
     """Returns the datasets that a layer names. If the layer has only the path of a dataset, and a
     lower layer has the same path, the other keys come from the lower layer. The spots of these keys
@@ -254,9 +256,9 @@ def _as_described(
     for at, source in enumerate(named):
         is_plain = source == SourceConfig(source.path)
         number, described = known.get(source.path, (-1, source)) if is_plain else (-1, source)
-        for way, spot in spots.items():
-            if way[:2] == ("sources", number):
-                ours.setdefault(("sources", at, *way[2:]), spot)
+        for key_path, spot in spots.items():
+            if key_path[:2] == ("sources", number):
+                ours.setdefault(("sources", at, *key_path[2:]), spot)
         found.append(described)
     return tuple(found)
 

@@ -12,7 +12,7 @@ from monarch_py.config.limits import lowered
 from monarch_py.config.schema import Config
 from monarch_py.util.units import GIB, KIB, MIB, TIB
 from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
-from monarch_py.yaml_files.nodes import Spot, Way
+from monarch_py.yaml_files.nodes import KeyPath, Spot
 
 DEFAULT = "default"
 # The names of keys that belong in an inner mapping of a configuration, such as `tuning`. The value
@@ -43,33 +43,35 @@ def values(layers: Layers) -> Iterator[Value]:
         yield from _values(layers, key, (name,), each, getattr(config, each.field.name))
 
 
-def _values(layers: Layers, key: str, way: Way, each: Declared, value: Any) -> Iterator[Value]:
+def _values(
+    layers: Layers, key: str, key_path: KeyPath, each: Declared, value: Any
+) -> Iterator[Value]:
     if isinstance(value, Keys):
         for name, inner in declared(type(value)).items():
             its = getattr(value, inner.field.name)
-            yield from _values(layers, f"{key}.{name}", (*way, name), inner, its)
+            yield from _values(layers, f"{key}.{name}", (*key_path, name), inner, its)
     elif isinstance(value, tuple) and value:
         for number, item in enumerate(value):
-            yield from _values(layers, f"{key}[{number}]", (*way, number), each, item)
+            yield from _values(layers, f"{key}[{number}]", (*key_path, number), each, item)
     elif isinstance(value, dict) and value:
-        spot = layers.top.document.spots[way]
+        spot = layers.top.document.spots[key_path]
         for name, size in value.items():
             yield Value(f"{key}[{name}]", _size(size), layers.of(spot), _place(spot))
     else:
         spots = layers.top.document.spots
-        found = spots.get(way) or _limit(layers, way, value, each)
-        is_item = any(isinstance(step, int) for step in way)
+        found = spots.get(key_path) or _limit(layers, key_path, value, each)
+        is_item = any(isinstance(step, int) for step in key_path)
         if found is not None:
             yield Value(key, _text(each, value), layers.of(found), _place(found))
         elif not is_item:
             yield Value(key, _text(each, value), DEFAULT, "")
 
 
-def _limit(layers: Layers, way: Way, value: Any, each: Declared) -> Spot | None:
+def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
     """For a key that no layer sets: if its value is the site's limit, returns the spot of the
     limit; otherwise None."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
-    return layers.top.document.spots.get(("limits", way[-1])) if is_lowered else None
+    return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 
 
 def _place(spot: Spot) -> str:

@@ -74,7 +74,7 @@ def _head(report: Report) -> Text:
     state = "switched off" if report["switched_off"] else "serving"
     up = timedelta(seconds=round(report["uptime_seconds"]))
     pending = counted(report["pending"], "fill")
-    text = f"daemon {report['pid']}, {state} for {up}, {pending} pending"
+    text = f"daemon {report['pid']}, {state}, up for {up}, {pending} pending"
     return Text.assemble(("monarch top", "bold"), "  ", text)
 
 

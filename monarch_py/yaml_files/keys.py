@@ -143,7 +143,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
     if keys.SCALAR and isinstance(node, yaml.ScalarNode) and not is_empty(node):
         one = known[keys.SCALAR]
         more[one.field.name] = one.kind.parse(node, spot)
-        spot.document.spots[spot.of(one.name).way] = spot
+        spot.document.spots[spot.of(one.name).key_path] = spot
     else:
         _read_entries(node, spot, keys, keys, more)
     for each in known.values():
@@ -209,7 +209,7 @@ def _read_entries(
     # the two keys get different spots.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
-        name = str(here.way[-1])
+        name = str(here.key_path[-1])
         if written in place.IGNORED:
             here.warn(f"ignored: {place.IGNORED[written]}")
         elif name not in (*known, *place.GROUPS, *place.WRAPPERS):
@@ -222,7 +222,7 @@ def _read_entries(
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
             # The keys of a group get spots as if they were in the mapping around the group.
-            inner = replace(here, way=spot.way)
+            inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 
 
@@ -237,7 +237,7 @@ def _entries(
             raise spot.at_key(name_node, "?").unfit(name_node, "write 'key: value'")
         written = name_node.value
         here = spot.at_key(name_node, written, names.get(written, written))
-        first = spots.setdefault(here.way, here)
+        first = spots.setdefault(here.key_path, here)
         if first is not here:
             raise _given_twice(here, first)
         yield written, here, value
@@ -246,7 +246,7 @@ def _entries(
 def _given_twice(spot: Spot, first: Spot) -> ConfigError:
     is_other_spelling = spot.key.rpartition(".")[2] != first.key.rpartition(".")[2]
     problem = f"means the same as '{first.key}'" if is_other_spelling else "is given twice"
-    name = str(spot.way[-1]).rpartition(".")[2]
+    name = str(spot.key_path[-1]).rpartition(".")[2]
     return spot.error(f"{problem}, first in line {first.line}", f"keep one '{name}'")
 
 
@@ -334,8 +334,8 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
     def parse(node: yaml.Node, spot: Spot) -> tuple[Any, ...]:
         is_text = isinstance(node, yaml.ScalarNode) and not is_empty(node)
         if is_alone and is_text:
-            here = replace(spot, way=(*spot.way, 0))
-            return (item.parse(node, spot.document.spots.setdefault(here.way, here)),)
+            here = replace(spot, key_path=(*spot.key_path, 0))
+            return (item.parse(node, spot.document.spots.setdefault(here.key_path, here)),)
         if not isinstance(node, yaml.SequenceNode):
             is_item = is_text and many != "list"
             raise spot.unfit(node, f"write [{shown(node.value)}]" if is_item else hint)

@@ -18,7 +18,7 @@ MOST_SHOWN = 80
 
 # The path to a value in a document: for each level, the declared name of a key or the index of an
 # item.
-Way = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Document:
 
     name: str
     warnings: list[str] = field(default_factory=list)
-    spots: "dict[Way, Spot]" = field(default_factory=dict)
+    spots: "dict[KeyPath, Spot]" = field(default_factory=dict)
     otherwise: str = ""
 
 
@@ -45,13 +45,14 @@ class Spot:
         variable
     key : the path to the position, as the user wrote it, such as ``hierarchy[0].prefix``. '' for
         the root
-    way : the same path with the declared names of keys, such as ``("hierarchy", 0, "mount_point")``
+    key_path : the same path with the declared names of keys, such as
+        ``("hierarchy", 0, "mount_point")``
     """
 
     document: Document
     line: int
     key: str = ""
-    way: Way = ()
+    key_path: KeyPath = ()
 
     def at_key(self, node: yaml.Node, written: str, name: str = "") -> "Spot":
         """Returns the spot of a key in the mapping at this spot.
@@ -59,27 +60,29 @@ class Spot:
         node, written : the key's node, and the key as the user wrote it
         name : the declared name of the key; "" if the user wrote the declared name
         """
-        key, way = self._joined(written), (*self.way, name or written)
-        return replace(self, line=_line_of(node), key=key, way=way)
+        key, key_path = self._joined(written), (*self.key_path, name or written)
+        return replace(self, line=_line_of(node), key=key, key_path=key_path)
 
     def at_item(self, node: yaml.Node, index: int) -> "Spot":
         """Returns the spot of item `index` of the list at this spot, and stores it in the document.
 
         node : the item's node
         """
-        way = (*self.way, index)
-        spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", way=way)
-        return self.document.spots.setdefault(way, spot)
+        key_path = (*self.key_path, index)
+        spot = replace(self, line=_line_of(node), key=f"{self.key}[{index}]", key_path=key_path)
+        return self.document.spots.setdefault(key_path, spot)
 
     def __contains__(self, name: str) -> bool:
         """Whether the mapping at this spot has the key."""
-        return (*self.way, name) in self.document.spots
+        return (*self.key_path, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
         """Returns the spot of a key or an item of the value at this spot. If the key is missing,
         returns a spot with the key's name and the line of this spot."""
-        way = (*self.way, step)
-        return self.document.spots.get(way) or replace(self, key=self._joined(str(step)), way=way)
+        key_path = (*self.key_path, step)
+        return self.document.spots.get(key_path) or replace(
+            self, key=self._joined(str(step)), key_path=key_path
+        )
 
     def _joined(self, name: str) -> str:
         return f"{self.key}.{cut(name)}" if self.key else cut(name)

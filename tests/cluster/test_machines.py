@@ -189,8 +189,8 @@ def test_machines_that_do_not_reach_each_other_are_named(
     try:
         assert done.returncode == 0, done.stderr
         (line,) = done.stderr.splitlines()
-        assert line.startswith("monarch: warning: node1, node2 at 172.31.1.1:")
-        assert ", asked by node0: cannot be reached; nodes that" in line
+        assert line.startswith("monarch: warning: node0 asked node1, node2 at 172.31.1.1:")
+        assert ": cannot be reached; nodes that" in line
         assert f"peers.interface in {config}" in line
     finally:
         for machine in range(len(NAMES)):

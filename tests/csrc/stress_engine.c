@@ -292,8 +292,8 @@ static void take(const struct monarch_result *r, int expected) {
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
-    while (monarch_engine_pending(engine, 0, MONARCH_WAYS) ||
-           monarch_engine_pending(engine, 1, MONARCH_WAYS)) {
+    while (monarch_engine_pending(engine, 0, MONARCH_ORIGINS) ||
+           monarch_engine_pending(engine, 1, MONARCH_ORIGINS)) {
         uint64_t n = monarch_engine_results(engine, out, 50);
         for (uint64_t i = 0; i < n; i++)
             take(&out[i], expected);

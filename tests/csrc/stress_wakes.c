@@ -119,8 +119,8 @@ static void take(const struct monarch_result *r) {
 }
 
 static uint64_t pending(void) {
-    return monarch_engine_pending(engine, 0, MONARCH_WAYS) +
-           monarch_engine_pending(engine, 1, MONARCH_WAYS) + paging;
+    return monarch_engine_pending(engine, 0, MONARCH_ORIGINS) +
+           monarch_engine_pending(engine, 1, MONARCH_ORIGINS) + paging;
 }
 
 static void finish(void) {

@@ -19,7 +19,7 @@ class Library(SimpleNamespace):
     reads : whether the engine fills from a source;  files : how many files it has got from peers
     """
 
-    MONARCH_WAYS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
+    MONARCH_ORIGINS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
     MONARCH_PEER_BYTES, MONARCH_PEER_FILES = 2, 3
     reads, files = False, 0
 

@@ -69,7 +69,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
 
 
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
-@pytest.mark.long  # without --long, test_ranks_read.py has ranks that follow a plan
+@pytest.mark.long  # without --long, test_ranks_read.py covers ranks that follow a plan
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))

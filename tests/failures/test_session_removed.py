@@ -21,7 +21,7 @@ from support.watch import settle
 
 from monarch_py.storage.tiers import tier_root
 
-# The limit for the daemon's end [s]. An idle daemon checks its session once a second.
+# The daemon must end within this time [s]. An idle daemon checks its session once a second.
 NOTICED_S = 5.0
 # Opens the file again at each step, and reports the descriptor's path and the first bytes.
 REOPEN = """

@@ -160,7 +160,7 @@ BUGS = {
         "shared",
         (
             "shared/claims.c",
-            "    if (!monarch_is_on_its_way(seen, now))\n        __",
+            "    if (!monarch_is_in_transit(seen, now))\n        __",
             "    __",
         ),
     ),
@@ -168,7 +168,7 @@ BUGS = {
         "shared",
         (
             "shared/claims.c",
-            "    while (!monarch_is_on_its_way(seen, now))\n",
+            "    while (!monarch_is_in_transit(seen, now))\n",
             "    for (;;)\n",
         ),
     ),

@@ -113,8 +113,8 @@ static int iterate(uint64_t granted_bytes, uint32_t rest_ns) {
     next_copy += n;
     take_results();
     n += (uint64_t)orders_what_is_wanted();
-    n += monarch_engine_pending(engine, 0, MONARCH_WAYS);
-    n += monarch_engine_pending(engine, 1, MONARCH_WAYS);
+    n += monarch_engine_pending(engine, 0, MONARCH_ORIGINS);
+    n += monarch_engine_pending(engine, 1, MONARCH_ORIGINS);
     monarch_engine_grant(engine, 1, &room, next_copy, 0);
     monarch_engine_rest(engine, rest_ns / 1000);
     return n == 0;

@@ -210,7 +210,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Returns whether a daemon serves whose session is not `s`. */
+/* Returns whether a daemon of another session than `s` serves. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))

@@ -91,7 +91,7 @@ static void await_end(int fd) {
     for (unsigned n = 0;; sys_relax(n++)) {
         uint64_t claim = __atomic_load_n(at, __ATOMIC_SEQ_CST), now = monarch_now_ns();
         start = start ? start : now;
-        if (!monarch_claim_names(claim, id) || !monarch_is_on_its_way(claim, now) ||
+        if (!monarch_claim_names(claim, id) || !monarch_is_in_transit(claim, now) ||
             now - start > AWAIT_NS)
             return;
         if (!(claim & MONARCH_CLAIM_RECALLED) &&

@@ -163,8 +163,8 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 }
 
 static void ring_engine(struct session *s) {
-    for (int way = 0; way < MONARCH_WAYS; way++) {
-        struct monarch_bell *bell = &s->clients->engine[way];
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++) {
+        struct monarch_bell *bell = &s->clients->engine[origin];
         __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
             sys_futex_wake(&bell->rings);

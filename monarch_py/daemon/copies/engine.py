@@ -140,9 +140,13 @@ class Engine:
         in_use : counts orders for files in use (True), for other files (False), or both (None);
         from_peers : counts orders that ask peers (True), that do not (False), or both (None)
         """
-        ways = {None: lib.MONARCH_WAYS, False: lib.MONARCH_FROM_SOURCE, True: lib.MONARCH_FROM_PEER}
+        origins = {
+            None: lib.MONARCH_ORIGINS,
+            False: lib.MONARCH_FROM_SOURCE,
+            True: lib.MONARCH_FROM_PEER,
+        }
         uses = (False, True) if in_use is None else (in_use,)
-        return sum(lib.monarch_engine_pending(self.c, use, ways[from_peers]) for use in uses)
+        return sum(lib.monarch_engine_pending(self.c, use, origins[from_peers]) for use in uses)
 
     @property
     def idle(self) -> bool:

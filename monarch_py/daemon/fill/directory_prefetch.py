@@ -36,7 +36,8 @@ ENTRIES = 65536
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
-# For this long after an open, the next opens of prefetched files are expected [s].
+# The loop stays awake for this long after an open of a prefetched file, because the next opens are
+# likely to follow soon, and do not wake the loop [s].
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.

@@ -63,9 +63,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first. Without
-        this call, such a file might be queued only to be filled ahead, behind many others. In two
-        cases the daemon learns only from this call that a reader waits: `prefetch` is `none`, or
-        the file was opened before it became WANTED."""
+        this call, such a file might be only in the queue of files to be filled ahead, after many
+        others. In two cases the daemon learns only from this call that a reader waits: `prefetch`
+        is `none`, or the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now

@@ -1,7 +1,7 @@
-/* The ways by which a node can get a file: from a copy, or from the file system. */
+/* The routes by which a node can get a file: from a copy, or from the file system. */
 #include "simulator/state.h"
 
-static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
+static double end_of(struct monarch_sim *s, double now, uint32_t node, const struct route *w,
                      double bytes, int take) {
     double end = w->from == MONARCH_SIM_LOCAL
                      ? machine_local(&s->machine, now, node, w->cls, bytes, take)
@@ -9,10 +9,10 @@ static double end_of(struct monarch_sim *s, double now, uint32_t node, const str
     return end > w->whole ? end : w->whole;
 }
 
-struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_t file,
-                        int64_t reached) {
+struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, int32_t file,
+                            int64_t reached) {
     double bytes = size_of(s, file);
-    struct way best = {-1, 0, MONARCH_SIM_PFS, 0, 0, -1};
+    struct route best = {-1, 0, MONARCH_SIM_PFS, 0, 0, -1};
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
@@ -24,21 +24,21 @@ struct way sim_best_way(struct monarch_sim *s, double now, uint32_t node, int32_
             continue;
         if (!is_here && s->job.copy_due && s->job.copy_due[i] >= reached)
             continue;
-        struct way w = {0,
-                        c->at,
-                        is_here ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE,
-                        (uint32_t)c->node,
-                        (uint32_t)c->cls,
-                        c->epoch};
+        struct route w = {0,
+                          c->at,
+                          is_here ? MONARCH_SIM_LOCAL : MONARCH_SIM_REMOTE,
+                          (uint32_t)c->node,
+                          (uint32_t)c->cls,
+                          c->epoch};
         w.end = end_of(s, now, node, &w, bytes, 0);
-        /* Among equally fast ways, the node's own copy is preferred, because it uses no shared
+        /* Among equally fast routes, the node's own copy is preferred, because it uses no shared
          * resource. */
         if (best.end < 0 || w.end < best.end || (w.end == best.end && is_here))
             best = w;
     }
     if (best.end >= 0 && s->job.weighs_pfs && sim_reader(s, node, file) == node &&
         pfs_guess(&s->pfs, now, node, bytes) < best.end)
-        best = (struct way){0, 0, MONARCH_SIM_PFS, 0, 0, -1};
+        best = (struct route){0, 0, MONARCH_SIM_PFS, 0, 0, -1};
     return best;
 }
 
@@ -48,8 +48,8 @@ void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uin
     links_ask(&s->machine.links, now, t);
 }
 
-double sim_take_way(struct monarch_sim *s, double now, uint32_t node, const struct way *w,
-                    uint32_t who, double bytes) {
+double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const struct route *w,
+                      uint32_t who, double bytes) {
     if (s->job.fair_links && w->from == MONARCH_SIM_REMOTE) {
         double end = machine_local(&s->machine, now, w->holder, w->cls, bytes, 1);
         sim_send(s, now, w->holder, node, who, bytes, end > w->whole ? end : w->whole);
