@@ -317,7 +317,7 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
  * limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* Sets whether the engine may read small files with O_DIRECT. At first it may. */
-void monarch_engine_read_direct(struct monarch_engine *e, int may);
+void monarch_engine_direct_io(struct monarch_engine *e, int may);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
  * sleep after each file, so that programs get more processor time. */

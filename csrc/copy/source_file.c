@@ -184,7 +184,7 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
     note(&e->pageless[source], &e->control->pageless_sources, source, are_gone);
 }
 
-/* --- reads that bypass the page cache --------------------------------------------------------- */
+/* --- direct I/O ------------------------------------------------------------------------------- */
 
 /* For a file of at least this many bytes, O_DIRECT saves more processor time than its two calls of
  * fcntl take. */
@@ -195,36 +195,41 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether to read the fill's file with O_DIRECT. A file of several units is not, because
- * programs may read it through the page cache at the same time. A file in use is not, because a
- * program may have read it, so that its bytes are in the page cache. */
-static int is_to_read_direct(struct monarch_engine *e, const struct fill *f, uint64_t n) {
+/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT. A file of several units
+ * may not, because programs may read it through the page cache at the same time. A file in use may
+ * not, because a program may have read it, so that its bytes are in the page cache. */
+static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
-    unsigned source = job->entry.source;
+    return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;
+}
+
+/* Returns whether O_DIRECT is better for such a file of this source. */
+static int is_direct_better(struct monarch_engine *e, unsigned source) {
     uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
                        ~__atomic_load_n(&e->undirect_sources, __ATOMIC_RELAXED);
-    return sources >> source & 1 && f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES &&
-           !job->result.in_use && __atomic_load_n(&e->judged[source], __ATOMIC_RELAXED) % PROBED;
+    return sources >> source & 1 &&
+           __atomic_add_fetch(&e->directly[source], 1, __ATOMIC_RELAXED) % PROBED;
 }
 
 /* Reads the whole file, of `n` bytes, with O_DIRECT into `buffer`, which is page-aligned and has
  * MONARCH_CHUNK bytes. Returns whether all bytes were read. If not, the file system does not
- * support this read, the file is shorter, or the source has failed. */
-static int read_direct(struct monarch_engine *e, const struct job *job, int fd, char *buffer,
-                       uint64_t n) {
+ * support this read, the file is shorter, or the source has failed; then O_DIRECT is used for no
+ * further file of the source. */
+static int read_directly(struct monarch_engine *e, const struct job *job, int fd, char *buffer,
+                         uint64_t n) {
     size_t whole = (n + DIRECT_ROUND - 1) / DIRECT_ROUND * DIRECT_ROUND;
     int flags = fcntl(fd, F_GETFL);
-    int may = flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0;
-    ssize_t got = may ? pread(fd, buffer, whole, 0) : -1;
-    int is_unsupported = got < 0 && (errno == EINVAL || errno == EOPNOTSUPP);
-    if (may)
+    ssize_t got = -1;
+    if (flags >= 0 && fcntl(fd, F_SETFL, flags | O_DIRECT) == 0) {
+        got = pread(fd, buffer, whole, 0);
         fcntl(fd, F_SETFL, flags);
-    if (is_unsupported)
+    }
+    if (got < (ssize_t)n)
         __atomic_fetch_or(&e->undirect_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
     return got >= (ssize_t)n;
 }
 
-void monarch_engine_read_direct(struct monarch_engine *e, int may) {
+void monarch_engine_direct_io(struct monarch_engine *e, int may) {
     __atomic_store_n(&e->undirect_sources, may ? 0 : UINT32_MAX, __ATOMIC_RELAXED);
 }
 
@@ -369,13 +374,15 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
     unsigned source = f->job->entry.source;
     monarch_acquire_rate(e, n);
-    int is_direct = is_to_read_direct(e, f, n) && read_direct(e, f->job, from, buffer, n);
+    uint64_t began_ns = monarch_now_ns();
+    int may = may_read_directly(f, n);
+    int is_direct = may && is_direct_better(e, source) && read_directly(e, f->job, from, buffer, n);
     ssize_t got =
         is_direct ? (ssize_t)n : monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
-    uint64_t took_ns = monarch_now_ns() - v.since_ns;
+    uint64_t took_ns = monarch_now_ns() - began_ns;
     if (f->units == 1)
         f->source_ns += took_ns;
-    if (f->units == 1 && !is_direct)
+    if (may && !is_direct)
         note(&e->awaited[source], &e->awaited_sources, source, took_ns >= CACHED_NS);
     monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
     if (got == (ssize_t)n)

@@ -243,7 +243,7 @@ class Tuning(Keys):
     handover_size : if a file of at most this size has no copy, a program that opens it reads it
         from the source itself, and the daemon makes the copy through the program's descriptor; with
         `0` the daemon reads all files itself
-    read_direct : read small files that are filled ahead with `O_DIRECT`, so that they take no room
+    direct_io : read small files that are filled ahead with `O_DIRECT`, so that they take no room
         in the page cache and less processor time; only where the source makes readers wait and
         supports it
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
@@ -257,7 +257,7 @@ class Tuning(Keys):
     placement: Literal["first_fit"] = "first_fit"
     fill_after: Share = 0.0
     handover_bytes: Annotated[Size, Key("handover_size")] = 16 * MIB
-    read_direct: bool = True
+    direct_io: bool = True
     promote_mappings: bool = True
     balance_ranks: bool = True
 

@@ -4,6 +4,7 @@ library has replaced or removed the file before, and the daemon has not noticed 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +63,126 @@ def test_a_program_sees_its_own_changes(
         assert found == expected, name
         at_source = done(session, places[True, name], "true", library=False)
         assert at_source == expected, name
+
+
+# Each case: the files; what a process without the library does; what a program under the library
+# does then; how the result is looked at. The links are in the directory above the sources.
+ELSEWHERE = {
+    "writes through a link to the directory": (
+        "echo old > f; ln -s $PWD ../../link_$(basename $PWD)",
+        "echo outside > t; mv t f",
+        "echo mine > ../../link_$(basename $PWD)/f",
+        "cat f; ls",
+    ),
+    "truncates through a link to the directory": (
+        "echo old > f; ln -s $PWD ../../link_$(basename $PWD)",
+        "echo outside > t; mv t f",
+        "truncate -s 2 ../../link_$(basename $PWD)/f",
+        "cat f; ls",
+    ),
+    "changes the mode through a link to the file": (
+        "echo old > f; ln -s $PWD/f ../../link_$(basename $PWD)",
+        "echo outside > t; mv t f",
+        "chmod 600 ../../link_$(basename $PWD)",
+        "stat -c '%s %a' f; cat f",
+    ),
+    "appends through a link to the file": (
+        "echo old > f; ln -s $PWD/f ../../link_$(basename $PWD)",
+        "echo outside > t; mv t f",
+        "echo mine >> ../../link_$(basename $PWD)",
+        "cat f",
+    ),
+    "renames a directory that was replaced": (
+        "mkdir -p d/s; echo old > d/f; echo old > d/s/f",
+        "mv d d.old; mkdir -p d/s; echo outside > d/f; echo outside > d/s/f",
+        "mv d e",
+        "cat d/f d/s/f; cat e/f e/s/f; stat -c %s d/f; ls",
+    ),
+    "removes a directory that was replaced": (
+        "mkdir d; echo old > d/f",
+        "mv d d.old; mkdir d",
+        "rmdir d",
+        "cat d/f; stat -c %s d/f; ls",
+    ),
+    "changes the mode of a directory that was replaced": (
+        "mkdir d; echo old > d/f",
+        "mv d d.old; mkdir d; echo outside > d/f",
+        "chmod 700 d",
+        "cat d/f; stat -c %a d",
+    ),
+}
+
+
+def test_a_program_sees_its_changes_through_links_and_of_directories(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    places = {}
+    for library in (False, True):
+        for name, (files, _, _, _) in ELSEWHERE.items():
+            place = tmp_path / str(library) / "source" / name.replace(" ", "_")
+            place.mkdir(parents=True)
+            subprocess.run(["bash", "-c", files], cwd=place, check=True)
+            places[library, name] = place
+    source = tmp_path / "True" / "source"
+    session = session_factory(source, revalidate="1h", prefetch="eager").start()
+    session.wait_all_present()
+    for (_, name), place in places.items():
+        subprocess.run(["bash", "-c", ELSEWHERE[name][1]], cwd=place, check=True)
+    for name, (_, _, inside, look) in ELSEWHERE.items():
+        printed = []
+        for library in (False, True):
+            script = f"umask 022; cd {places[library, name]}; {inside}; {look}"
+            done = session.run(["bash", "-c", script], preload=library)
+            printed.append(done.stdout)
+        assert printed[0] == printed[1], name
+
+
+def test_an_open_that_creates_nothing_keeps_the_copy(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "f").write_text("old")
+    session = session_factory(source, prefetch="eager").start()
+    session.wait_all_present()
+    script = """
+import os, sys
+for flags in (os.O_RDONLY, os.O_RDONLY | os.O_CREAT, os.O_RDONLY):
+    fd = os.open(sys.argv[1], flags)
+    assert os.read(fd, 9) == b"old"
+    os.close(fd)
+with open(sys.argv[1]) as file:
+    assert os.readlink(f"/proc/self/fd/{file.fileno()}") != sys.argv[1]
+"""
+    session.python(script, source / "f")
+    assert session.totals()["misses"] == 0
+
+
+# Calls with a path of 4096 bytes, the last of which is the last byte of a mapping: it has no end.
+ENDLESS = """
+import ctypes, errno, mmap
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+where = libc.mmap(None, 2 * mmap.PAGESIZE, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+assert libc.munmap(ctypes.c_void_p(where + mmap.PAGESIZE), mmap.PAGESIZE) == 0
+ctypes.memset(where, ord("/"), mmap.PAGESIZE)
+path = ctypes.c_void_p(where + mmap.PAGESIZE - 4096)
+for name, *words in (
+    ("unlink", path), ("rmdir", path), ("chmod", path, 0o600), ("truncate", path, 0),
+    ("rename", path, b"x"), ("link", path, b"x"), ("open", path, 1),
+):
+    assert libc[name](*words) == -1, name
+    assert ctypes.get_errno() == errno.ENAMETOOLONG, name
+"""
+
+
+def test_a_path_without_an_end_is_only_too_long(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    session = session_factory(source).start()
+    for library in (False, True):
+        words = [sys.executable, "-c", ENDLESS]
+        done = session.run(words, preload=library)
+        assert (done.returncode, done.stderr) == (0, "")

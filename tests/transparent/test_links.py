@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from autostart.started import needs
 from csrc.building import build_preload
 from support import draws
 from support.files import random_bytes
@@ -210,6 +212,26 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
         # The kernel caches the attributes of a file when they are read for the first time.
         looks = len(files) if name == "files" else 19
         assert ours["getattr"] + ours["readdir"] <= looks
+
+
+@pytest.mark.parametrize("settings", [{"scan": "lazy"}, {"scan_rate": 1}])
+def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
+    session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Files outside the sources, but on the same device, may be files of a source that the scan has
+    not found yet. The library finds out where they are for one open in 64, not for each."""
+    needs("strace")
+    source = tmp_path / "source"
+    for number in range(10):
+        (source / str(number)).mkdir(parents=True)
+    (tmp_path / "beside").write_text("x")
+    session = session_factory(source, **settings).start()
+    many = "import os, sys; [os.close(os.open(sys.argv[1], 0)) for _ in range(640)]"
+    trace = ["strace", "-o", tmp_path / "trace", "-e", "trace=readlinkat"]
+    words = [*trace, sys.executable, "-c", many, tmp_path / "beside"]
+    done = session.run([str(word) for word in words])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "trace").read_text().count("/proc/self/fd/") < 60
 
 
 def raw(*words: str | Path) -> None:

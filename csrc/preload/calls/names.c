@@ -83,7 +83,7 @@ PUBLIC int linkat(int fromdir, const char *from, int todir, const char *to, int 
     monarch_changed_names(todir, to);
     int r = link_changed(fromdir, from, todir, to, flags);
     if (r == 0)
-        monarch_changed_known(fromdir, from, flags & AT_SYMLINK_FOLLOW, NULL);
+        monarch_changed_known(fromdir, from, flags & AT_SYMLINK_FOLLOW);
     return r;
 }
 

@@ -147,12 +147,8 @@ static int open_any(int dir, const char *path, int flags, mode_t mode, int plain
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    if (monarch_may_change(flags)) {
-        int fd = open_for_change(dir, path, flags, mode, plain);
-        if (fd >= 0)
-            monarch_changed_known(dir, path, !(flags & O_NOFOLLOW), NULL);
-        return fd;
-    }
+    if (monarch_may_change(flags))
+        return open_for_change(dir, path, flags, mode, plain);
     if (monarch_names_copy(path, NULL))
         return open_again(dir, path, flags, plain);
     return open_for_reading(dir, path, flags, plain);
@@ -227,10 +223,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
         fd = REAL(openat2)(dir, path, how, n);
     else
         errno = ENOSYS;
-    if (fd >= 0 && changes) {
+    if (fd >= 0 && changes)
         monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real);
-        monarch_changed_known(dir, path, !(flags & O_NOFOLLOW), real);
-    }
     return fd;
 }
 

@@ -110,12 +110,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     MAYBE_NULL(path);
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(fopen)(path, mode);
-    if (!only_reads(mode)) {
-        FILE *f = open_for_change(path, mode);
-        if (f)
-            monarch_changed_known(AT_FDCWD, path, 1, NULL);
-        return f;
-    }
+    if (!only_reads(mode))
+        return open_for_change(path, mode);
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
@@ -178,12 +174,8 @@ PUBLIC FILE *freopen(const char *path, const char *mode, FILE *stream) {
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return REAL(freopen)(path, mode, stream);
     monarch_will_close_stream(stream);
-    if (!path || !only_reads(mode) || monarch_names_copy(path, NULL)) {
-        FILE *f = reopen_special(path, mode, stream);
-        if (f && path && !only_reads(mode))
-            monarch_changed_known(AT_FDCWD, path, 1, NULL);
-        return f;
-    }
+    if (!path || !only_reads(mode) || monarch_names_copy(path, NULL))
+        return reopen_special(path, mode, stream);
     return reopen_for_reading(path, mode, stream);
 }
 

@@ -7,6 +7,7 @@
 #include "preload/lookup/where.h"
 #include "preload/process/calls.h"
 #include "preload/process/log.h"
+#include "preload/process/momentary.h"
 #include "preload/process/proc.h"
 #include "preload/process/text.h"
 #include "preload/session/tell.h"
@@ -37,52 +38,13 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
     return 1;
 }
 
-/* Marks the file that the catalog has at the path. The catalog's file and the file that is there
- * now differ if a process without the library has replaced or removed the catalog's file, and the
- * daemon has not noticed that yet. The copy of the catalog's file must no longer be served, because
- * the program must see its own change. `path` must not be a bad pointer. buffer: MONARCH_PATH_MAX
- * bytes of the caller's stack, or NULL if the caller has no such buffer. */
-static void mark_known(struct session *s, int dir, const char *path, int follow, char *buffer) {
-    const struct monarch_catalog *c;
-    int64_t id = MONARCH_OUTSIDE;
-    int old_errno = errno; /* the look-up may map a newer catalog */
-    if (s && path != buffer && !monarch_leads_nowhere(dir, path))
-        id = buffer ? monarch_locate_in(s, &c, dir, path, follow, buffer)
-                    : monarch_locate(s, &c, dir, path, follow);
-    errno = old_errno;
-    if (id < 0)
-        return;
-    const struct monarch_entry *e = &monarch_entries(c)[id];
-    monarch_mark_changed(s->clients, s->control->source[e->source].dev, e->ino);
-}
+/* --- the file that the catalog has at a path ---------------------------------------------------
+ */
 
-int monarch_changed_file(int dir, const char *path, int follow) {
-    struct session *s;
-    struct stat st;
-    return is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
-           mark(s, &st, 0);
-}
-
-void monarch_changed_known(int dir, const char *path, int follow, char *buffer) {
-    struct session *s;
-    if (is_heard(&s))
-        mark_known(s, dir, path, follow, buffer);
-}
-
-int monarch_changed_path(int dir, const char *path, int follow) {
-    struct session *s;
-    struct stat st;
-    if (is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != -EFAULT)
-        mark_known(s, dir, path, follow, NULL);
-    return monarch_changed_file(dir, path, follow);
-}
-
-void monarch_changed_fd(int fd) {
-    struct session *s;
-    struct stat st;
-    if (is_heard(&s) && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
-        mark(s, &st, 0);
-}
+/* The catalog's file at a path and the file that is there now differ if a process without the
+ * library has replaced or removed the catalog's file, and the daemon has not noticed that yet. The
+ * copy of the catalog's file must no longer be served, because the program must see its own
+ * change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -97,6 +59,121 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
             monarch_mark_changed(s->clients, dev, entries[i].ino);
     }
+}
+
+/* Marks the entry, and all entries below it, unless it describes the file `now`, which the caller
+ * marks. now: NULL if there is no file now */
+static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
+                       const struct stat *now) {
+    const struct monarch_entry *e = &monarch_entries(c)[id];
+    uint64_t dev = s->control->source[e->source].dev;
+    if (now && now->st_ino == e->ino && now->st_dev == dev)
+        return;
+    monarch_mark_changed(s->clients, dev, e->ino);
+    if (e->kind != MONARCH_DIR)
+        return;
+    __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
+    mark_below(s, c, e, __atomic_load_n(&c->count, __ATOMIC_ACQUIRE));
+}
+
+/* Returns the number of the entry at the path that the kernel reports for `fd`, or a negative
+ * number. name: a buffer of MONARCH_PATH_MAX bytes */
+static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
+                           char *name) {
+    const char *rel;
+    int source = monarch_name_of(fd, name) && (*c = monarch_catalog_of(s))
+                     ? monarch_prefix(s->control, name, strlen(name), &rel)
+                     : -1;
+    return source < 0 ? MONARCH_OUTSIDE : monarch_find(*c, (unsigned)source, rel, strlen(rel));
+}
+
+/* Like find_opened, for the file to which the path leads. */
+static int64_t find_there(struct session *s, const struct monarch_catalog **c, int dir,
+                          const char *path, int follow, char *name) {
+    monarch_momentary_begin();
+    int fd = sys_openat(dir, path, O_PATH | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW));
+    int64_t id = find_opened(s, c, fd, name);
+    if (fd >= 0)
+        sys_close(fd);
+    monarch_momentary_end();
+    return id;
+}
+
+__attribute__((noinline)) static int64_t find_there_apart(struct session *s,
+                                                          const struct monarch_catalog **c, int dir,
+                                                          const char *path, int follow) {
+    char name[MONARCH_PATH_MAX];
+    return find_there(s, c, dir, path, follow, name);
+}
+
+/* Marks the file that the catalog has at the path. r, now: the result of fstatat for this path, and
+ * the attributes of the file that is there now. buffer: MONARCH_PATH_MAX bytes of the caller's
+ * stack, or NULL if the caller has no such buffer. If a link outside the sources leads to the file,
+ * and the text of the path does not show that, the file is found by opening it with O_PATH. */
+static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
+                       int follow, char *buffer) {
+    const struct monarch_catalog *c;
+    int64_t id = MONARCH_OUTSIDE;
+    int old_errno = errno; /* the look-up may map a newer catalog */
+    /* For these two errors, the path cannot be read: it is a bad pointer, or may have no end. */
+    if (!s || path == buffer || r == -EFAULT || r == -ENAMETOOLONG)
+        return;
+    if (!monarch_leads_nowhere(dir, path))
+        id = buffer ? monarch_locate_in(s, &c, dir, path, follow, buffer)
+                    : monarch_locate(s, &c, dir, path, follow);
+    if (id == MONARCH_OUTSIDE && r == 0 && is_on_source(s, now))
+        id = buffer ? find_there(s, &c, dir, path, follow, buffer)
+                    : find_there_apart(s, &c, dir, path, follow);
+    errno = old_errno;
+    if (id >= 0)
+        mark_entry(s, c, id, r == 0 ? now : NULL);
+}
+
+/* Marks the file that the catalog has at the path of a file that was just opened. */
+static void mark_known_opened(int fd, const struct stat *now, char *name) {
+    const struct monarch_catalog *c;
+    struct session *s;
+    int old_errno = errno;
+    int64_t id = is_heard(&s) && is_on_source(s, now) ? find_opened(s, &c, fd, name) : -1;
+    errno = old_errno;
+    if (id >= 0)
+        mark_entry(s, c, id, now);
+}
+
+/* --- changed files -----------------------------------------------------------------------------
+ */
+
+int monarch_changed_file(int dir, const char *path, int follow) {
+    struct session *s;
+    struct stat st;
+    return is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
+           mark(s, &st, 0);
+}
+
+void monarch_changed_known(int dir, const char *path, int follow) {
+    struct session *s;
+    struct stat st;
+    if (!is_heard(&s))
+        return;
+    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
+    mark_known(s, r, &st, dir, path, follow, NULL);
+}
+
+int monarch_changed_path(int dir, const char *path, int follow) {
+    struct session *s;
+    struct stat st;
+    if (!is_heard(&s))
+        return 0;
+    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
+    mark_known(s, r, &st, dir, path, follow, NULL);
+    return r == 0 && mark(s, &st, 0);
+}
+
+void monarch_changed_fd(int fd) {
+    struct session *s;
+    struct stat st;
+    if (is_heard(&s) && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+        mark(s, &st, 0);
 }
 
 /* Marks every file below a directory as changed, because a change of the directory affects all of
@@ -129,8 +206,7 @@ void monarch_changed_tree(int dir, const char *path) {
     if (!is_heard(&s))
         return;
     int r = sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW);
-    if (r != -EFAULT)
-        mark_known(s, dir, path, 0, NULL);
+    mark_known(s, r, &st, dir, path, 0, NULL);
     if (r == 0)
         mark_all(s, &st);
 }
@@ -230,14 +306,17 @@ static void mark_made(const struct stat *st, int fd, int dir, const char *path, 
 
 void monarch_made(int fd, int dir, const char *path, char *real) {
     struct stat st;
-    if (sys_fstat(fd, &st) == 0)
-        mark_made(&st, fd, dir, path, real);
+    if (sys_fstat(fd, &st) != 0)
+        return;
+    mark_known_opened(fd, &st, real);
+    mark_made(&st, fd, dir, path, real);
 }
 
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real) {
     struct stat st;
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
         return NULL;
+    mark_known_opened(fd, &st, real);
     if (created)
         mark_made(&st, fd, dir, path, real);
     return record(&st, real) ? real : NULL;
@@ -254,8 +333,10 @@ const char *monarch_file_to_change(int dir, const char *path, int follow, char *
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
     struct session *s;
     struct stat st;
-    if (is_heard(&s) && sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW) != -EFAULT)
-        mark_known(s, dir, path, follow, real);
+    if (is_heard(&s)) {
+        int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
+        mark_known(s, r, &st, dir, path, follow, real);
+    }
     return monarch_file_to_change(dir, path, follow, real);
 }
 

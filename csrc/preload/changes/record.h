@@ -13,19 +13,18 @@ int monarch_changed_path(int dir, const char *path, int follow);
 /* Like monarch_changed_path, but needs less stack, and records only the change of the file that is
  * at the path now. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* Records that the file which the catalog has at `path` has changed. This file and the file that is
- * there now differ if a process without the library has replaced the catalog's file. Call this
- * after a call with this path has succeeded. buffer: MONARCH_PATH_MAX bytes if the caller has such
- * a buffer on its stack, else NULL. */
-void monarch_changed_known(int dir, const char *path, int follow, char *buffer);
+/* Records that the file which the catalog has at `path` has changed, if that is another file than
+ * the one that is there now: a process without the library may have replaced it. Call this after a
+ * call with this path has succeeded. */
+void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 void monarch_changed_tree(int dir, const char *path);
 
-/* Records the change for a call that changes the file to which `path` leads, and returns the path
- * to pass to that call. If `path` leads to a copy (as /proc/self/fd/N may), writes the path of the
- * source's file to `real` (MONARCH_PATH_MAX bytes), and returns `real`. Otherwise returns `path`.
- * If the source's file is no longer at its path, makes `real` empty: the call then fails with
- * ENOENT, and no other file is changed. */
+/* Records the change for a call that changes the file to which `path` leads, also of another file
+ * that the catalog has at the path, and returns the path to pass to that call. If `path` leads to a
+ * copy (as /proc/self/fd/N may), writes the path of the source's file to `real` (MONARCH_PATH_MAX
+ * bytes), and returns `real`. Otherwise returns `path`. If the source's file is no longer at its
+ * path, makes `real` empty: the call then fails with ENOENT, and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
 /* Like monarch_path_to_change, but needs less stack, and records only the change of the file that
  * is at the path now. Call monarch_changed_known after the change. */

@@ -227,8 +227,8 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
         /* The catalog has no such file, so the path is assumed to lead elsewhere. There are two
-         * exceptions: a file on a source's device while the scan may still find it, and a
-         * directory, because it may contain links into a source. */
+         * exceptions: a file on a source's device while the scan may still find it (is_unmet), and
+         * a directory, because it may contain links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -244,23 +244,35 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     return S_ISREG(st->st_mode);
 }
 
-/* Returns whether the file that `fd` refers to is in a source by the path that the kernel reports,
- * although the catalog does not know the file yet. After the scan, no file is. This is a separate
- * function, because its buffer takes much of the stack, and few opens need it. */
-__attribute__((noinline)) static int is_unmet(struct session *s, int fd, uint64_t dev) {
+/* Returns whether the file that `fd` refers to is in a source, according to the path that the
+ * kernel reports. This is a separate function, because its buffer takes much of the stack, and few
+ * opens need it. */
+__attribute__((noinline)) static int is_named_in_source(struct session *s, int fd) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
-    if (s->control->scanned || monarch_source_on(s, dev, 0) < 0 || !monarch_name_of(fd, path))
-        return 0;
-    int source = monarch_prefix(s->control, path, strlen(path), &rel);
+    int source =
+        monarch_name_of(fd, path) ? monarch_prefix(s->control, path, strlen(path), &rel) : -1;
     return source >= 0 && monarch_root_is_ours(s, (unsigned)source, 0);
+}
+
+/* Returns whether the opened file is in a source, although the catalog does not know it: the scan
+ * may not have found it yet. If it is not, most files of its directory are probably not. */
+static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
+    uint64_t key = key_of(path, directory_length(path, strlen(path)));
+    if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)
+        return 0;
+    if (is_named_in_source(s, fd))
+        return 1;
+    if (LEAD(find(key)) == MONARCH_LEAD_NEW)
+        keep(key, MONARCH_LEAD_ELSEWHERE, 0);
+    return 0;
 }
 
 int monarch_learn_open(struct session *s, const char *path, int fd) {
     struct stat st;
     return sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
            (learn(s, path, directory_length(path, strlen(path)), &st) ||
-            is_unmet(s, fd, st.st_dev));
+            is_unmet(s, path, fd, st.st_dev));
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result

@@ -111,7 +111,7 @@ class Engine:
         lib.monarch_engine_publish(self.c, shared.catalog.writer, shared.control)
         limits = config.source_limits
         lib.monarch_engine_limit(self.c, limits.bytes_per_s or 0, limits.ops_per_s or 0)
-        lib.monarch_engine_read_direct(self.c, config.read_direct)
+        lib.monarch_engine_direct_io(self.c, config.direct_io)
         self.packs = Packs(self.c)
         for source in scanner.sources:
             self.add_source(source)

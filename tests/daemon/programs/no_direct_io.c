@@ -1,4 +1,4 @@
-/* Preloaded into a daemon, this library makes O_DIRECT fail as NO_DIRECT says:
+/* Preloaded into a daemon, this library makes O_DIRECT fail as NO_DIRECT_IO says:
  *
  *   flag   no file can get the flag
  *   read   a read with the flag fails
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static int fails_as(const char *how) {
-    const char *wanted = getenv("NO_DIRECT");
+    const char *wanted = getenv("NO_DIRECT_IO");
     return wanted && strcmp(wanted, how) == 0;
 }
 
