@@ -44,7 +44,10 @@ def _files(tier: dict[str, Any]) -> str:
 def _sources(report: dict[str, Any]) -> None:
     rows = []
     for source in report["sources"]:
-        bypass = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in source["bypass"].items())
+        left = dict(source["bypass"])
+        if source["scan_errors"]:
+            left["unreadable"] = source["scan_errors"]
+        bypass = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in left.items())
         rows.append(
             [
                 source["path"],

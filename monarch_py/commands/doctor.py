@@ -17,6 +17,7 @@ from monarch_py.config._disk import mount_options
 from monarch_py.config.layers import read_layers
 from monarch_py.config.load import load_config
 from monarch_py.config.schema import Config, PeersConfig
+from monarch_py.daemon.starting import LEAST_ADDRESSES
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
@@ -301,8 +302,12 @@ def _limits() -> Iterator[Finding]:
     """Findings on resource limits that are too low for programs under the library, or for the
     daemon."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY and space < 32 * segments:
+    space, most = resource.getrlimit(resource.RLIMIT_AS)
+    if resource.RLIM_INFINITY != most < LEAST_ADDRESSES:
+        text = f"address space limited to {format_size(most)}"
+        hint = f"run ulimit -v unlimited; a daemon needs {format_size(LEAST_ADDRESSES)}"
+        yield Finding("problem", "limits", text, hint)
+    elif space != resource.RLIM_INFINITY and space < 32 * segments:
         text = f"address space limited to {format_size(space)}"
         hint = f"run ulimit -v unlimited; the shared segments alone take {format_size(segments)}"
         yield Finding("warning", "limits", text, hint)

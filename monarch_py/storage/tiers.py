@@ -149,6 +149,7 @@ class Tier:
         written
     lost : a sentence on copies of earlier sessions that cannot be used any more; "" if there are no
         such copies
+    unrecorded : a sentence on copies that the manifest lacks after an error; "" if there are none
     gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
     """
 
@@ -156,7 +157,7 @@ class Tier:
         self, config: TierConfig, below: str = "", config_file: Path | None = None
     ) -> None:
         self.config = config
-        self.usable, self.lost, self.gone = True, "", ""
+        self.usable, self.lost, self.unrecorded, self.gone = True, "", "", ""
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
@@ -432,6 +433,14 @@ class Tier:
         """Notes that copies of earlier sessions cannot be used; what : which copies, and why."""
         self.lost = f"tier {self.config.mount_point}: {what}"
         log.warning("%s", self.lost)
+
+    def note_unrecorded(self, why: str) -> None:
+        """Notes that copies could not be recorded in the manifest; why : the error."""
+        self.unrecorded = (
+            f"tier {self.config.mount_point}: copies cannot be recorded ({why}), so the next daemon"
+            " has to make them again; remove the cause, then run `monarch stop` and `monarch start`"
+        )
+        log.warning("%s", self.unrecorded)
 
     def fail(self, error: int) -> None:
         """Stops placing copies here after an error of the file system. Copies that can be read are

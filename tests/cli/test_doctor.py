@@ -502,8 +502,9 @@ def test_limits_that_are_too_low_are_warnings(
     here: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {resource.RLIMIT_AS: 60 * MIB, resource.RLIMIT_NOFILE: 100}
+    most = {resource.RLIMIT_AS: 4096 * MIB, resource.RLIMIT_NOFILE: 100}
     assert not [finding for finding in examine(here.config) if finding.what == "limits"]
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], most[which]))
     space, files = [finding for finding in examine(here.config) if finding.what == "limits"]
     assert (space.level, space.found) == ("warning", "address space limited to 60 MiB")
     assert "ulimit -v unlimited" in space.hint
