@@ -34,7 +34,13 @@ from monarch_py.commands.switches import is_disabled, switches
 from monarch_py.config.schema import Config
 from monarch_py.daemon.starting import ignore_the_jobs, refuse_few_addresses, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
-from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
+from monarch_py.ipc.connection import (
+    HAS_CHANGED,
+    DaemonConnection,
+    catalog_trouble,
+    shortages,
+    troubles,
+)
 from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.report.summary import since, summary
@@ -198,7 +204,8 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
         _tell_serving(connection, config_file, config)
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
-    for trouble in troubles(connection.ask("status")):
+    report = connection.ask("status")
+    for trouble in (*troubles(report), *shortages(report)):
         tell(trouble)
 
 

@@ -52,6 +52,7 @@ def _tier(config: TierConfig, tier: Tier | None, why: str) -> dict[str, Any]:
         "quota_bytes": config.quota_bytes,
         "used_bytes": tier.used_bytes,
         "free_bytes": tier.room().free_bytes,
+        "shortage": tier.shortage(),
         "files": tier.files,
     }
 

@@ -36,6 +36,11 @@ def troubles(report: dict[str, Any]) -> list[str]:
     return [text for text in (*said, catalog_trouble(report)) if text]
 
 
+def shortages(report: dict[str, Any]) -> list[str]:
+    """Returns a sentence on each tier whose file system has less room than the tier's quota."""
+    return [text for tier in report["tiers"] if (text := tier.get("shortage"))]
+
+
 def catalog_trouble(report: dict[str, Any]) -> str:
     if not report["catalog_full"]:
         return ""
