@@ -60,6 +60,10 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
             serving_address(found)
         except ConfigError as error:  # no reason to fail: only a cluster needs the interface
             warn(str(error))
+    from monarch_py.commands.doctor import occupied_by_others
+
+    for text in filter(None, map(occupied_by_others, found.tiers)):
+        warn(text)
     others = [str(file) for file in layers.files if file != config_file]
     beside = f" (together with {others[0]})" if others else ""
     later = ", once a dataset is named" if layers.lack_sources else ""

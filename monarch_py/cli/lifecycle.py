@@ -33,9 +33,15 @@ from monarch_py.commands.run import (
 from monarch_py.commands.sources import OTHERS_SETTINGS, add_sources, settings_differ
 from monarch_py.commands.switches import is_disabled, switches
 from monarch_py.config.schema import Config
-from monarch_py.daemon.starting import ignore_the_jobs, wait_for
+from monarch_py.daemon.starting import ignore_the_jobs, refuse_few_addresses, wait_for
 from monarch_py.errors import MonarchError, NoDaemonError, SessionError
-from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection, catalog_trouble, troubles
+from monarch_py.ipc.connection import (
+    HAS_CHANGED,
+    DaemonConnection,
+    catalog_trouble,
+    shortages,
+    troubles,
+)
 from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir, holder_of, served_configurations
 from monarch_py.report.summary import since, summary
@@ -202,7 +208,8 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
         _tell_serving(connection, config_file, config)
         return
     click.echo(f"the daemon serves {config.file} (process {process.pid})")
-    for trouble in troubles(connection.ask("status")):
+    report = connection.ask("status")
+    for trouble in (*troubles(report), *shortages(report)):
         tell(trouble)
 
 
@@ -232,6 +239,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
+        refuse_few_addresses()  # before the import, which needs many addresses
         from monarch_py.daemon import lifecycle
 
         to_serve(config_file, sources)

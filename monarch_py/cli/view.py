@@ -10,7 +10,7 @@ import click
 
 from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.cli.screen import print_table, show
-from monarch_py.ipc.connection import DaemonConnection, troubles
+from monarch_py.ipc.connection import DaemonConnection, shortages, troubles
 from monarch_py.ipc.session import SessionDir
 from monarch_py.report.summary import exchanged, opened, read_from_source, since, unused
 from monarch_py.util.units import format_size
@@ -44,7 +44,10 @@ def _files(tier: dict[str, Any]) -> str:
 def _sources(report: dict[str, Any]) -> None:
     rows = []
     for source in report["sources"]:
-        bypass = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in source["bypass"].items())
+        left = dict(source["bypass"])
+        if source["scan_errors"]:
+            left["unreadable"] = source["scan_errors"]
+        bypass = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in left.items())
         rows.append(
             [
                 source["path"],
@@ -85,7 +88,7 @@ def _print_status(report: dict[str, Any]) -> None:
     )
     click.echo()
     _tiers(report)
-    for trouble in troubles(report):
+    for trouble in (*troubles(report), *shortages(report)):
         show(trouble)
     click.echo()
     _sources(report)

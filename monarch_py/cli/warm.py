@@ -1,10 +1,12 @@
 """The command warm."""
 
+import errno
 import json
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from rich.progress import Progress as Bar
 from monarch_py.cli.messages import tell
 from monarch_py.cli.options import as_json, examples, served_config_option
 from monarch_py.commands.warm import Progress, Warm
+from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.report.summary import room_bytes, room_hint
@@ -120,6 +123,23 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
     return f"{files:,} {reason}"
 
 
+def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
+    """Tells the user which copies were not recorded and, with `is_everything`, that names could not
+    be read. Returns the exit status: 1 if files are missing because their names could not be read.
+    Names that this user has no right to read are not missing, as `lost+found` is not."""
+    for text in filter(None, (tier.get("unrecorded") for tier in report.get("tiers", ()))):
+        tell(text)
+    status = 0
+    for source in report.get("sources", ()) if is_everything else ():
+        if source["scan_errors"]:
+            tell(
+                f"{source['path']}: {counted(source['scan_errors'], 'name')} could not be read"
+                f" ({source['scan_error']}), so files there have no copies; see `monarch logs`"
+            )
+            status |= source["scan_error"] != os.strerror(errno.EACCES)
+    return status
+
+
 def _forecast(progress: Progress, room: int) -> str:
     """Returns the summary of `--dry-run`.
 
@@ -192,8 +212,9 @@ def warm(
     """Copy files and directories ahead of a job; without PATH, everything.
 
     Files that programs read in the meantime are copied first. Ctrl-C keeps what has been copied;
-    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file could not
-    be read at the source, or if files have no room because a tier cannot be used.
+    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file or, without
+    PATH, a directory could not be read at the source (unless you have no right to read the
+    directory), or if files have no room because a tier cannot be used.
     """
     if null and list_file is None:
         raise click.UsageError("-0 describes LIST; give --from-file LIST too")
@@ -214,8 +235,10 @@ def warm(
     troubles = [f"{quoted(path)}: {why}" for path, why in run.chosen.problems]
     hint, has_tiers = "", True
     report: dict[str, Any] = {}
-    if ("no_room" in run.progress.at_source or dry_run) and not ended:
-        report = DaemonConnection(session).ask("status")
+    if not ended:
+        with suppress(SessionError):  # the daemon has just been stopped
+            report = DaemonConnection(session).ask("status")
+        status = _tell_failures(report, is_everything=texts is None)
     if "no_room" in run.progress.at_source and report:
         troubles += [tier["why"] for tier in report["tiers"] if not tier["usable"]]
         hint = room_hint(report, *run.no_room())

@@ -17,7 +17,8 @@ from monarch_py.commands.switches import Finding, switches
 from monarch_py.config._disk import mount_options
 from monarch_py.config.layers import read_layers
 from monarch_py.config.load import load_config
-from monarch_py.config.schema import Config, PeersConfig
+from monarch_py.config.schema import Config, PeersConfig, TierConfig
+from monarch_py.daemon.starting import LEAST_ADDRESSES
 from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.connection import HAS_CHANGED, DaemonConnection
 from monarch_py.ipc.session import SessionDir, holder_of, least_shm_bytes, shm_root
@@ -25,6 +26,7 @@ from monarch_py.native import LIBRARY, ffi, lib
 from monarch_py.peers.handshake import LIBCRYPTO_HINT, NO_LIBCRYPTO, has_libcrypto
 from monarch_py.storage import memory
 from monarch_py.storage.manifest import Manifest
+from monarch_py.storage.shortage import occupied_bytes, shortage
 from monarch_py.storage.tiers import held_elsewhere, tier_root
 from monarch_py.util.container import container, is_of_the_image
 from monarch_py.util.hanging import hanging
@@ -132,19 +134,27 @@ def _places(config: Config) -> Iterator[Finding]:
             yield found
 
 
+def occupied_by_others(tier: TierConfig) -> str:
+    """Returns the sentence of `shortage` for a tier, whether a daemon serves it or not."""
+    place, quota = tier.mount_point, tier.quota_bytes
+    # The copies are added up only if their room matters, since there may be many.
+    return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
+
+
 def _tiers(config: Config) -> Iterator[Finding]:
     for tier in config.tiers:
         free = shutil.disk_usage(tier.mount_point).free
         text = (
             f"{tier.mount_point}: quota {format_size(tier.quota_bytes)}, {format_size(free)} free"
         )
-        room = min(free, memory.available_bytes()) if tier.kind == "ram" else free
-        if room < tier.quota_bytes:
-            limit = "memory (cgroup)" if room < free else "disk"
+        room = memory.available_bytes() if tier.kind == "ram" else tier.quota_bytes
+        hint = occupied_by_others(tier)
+        if not hint and room < tier.quota_bytes:
             hint = (
-                f"copies get at most {format_size(room)} now, whatever the quota: the {limit}"
-                " leaves no more room"
+                f"copies get at most {format_size(room)} now, whatever the quota: the memory"
+                " (cgroup) leaves no more room"
             )
+        if hint:
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
         elif "huge=always" in mount_options(tier.mount_point):
             hint = "mount it with huge=within_size; with huge=always a small file takes 2 MiB"
@@ -288,8 +298,12 @@ def _limits() -> Iterator[Finding]:
     """Findings on resource limits that are too low for programs under the library, or for the
     daemon."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY and space < 32 * segments:
+    space, most = resource.getrlimit(resource.RLIMIT_AS)
+    if resource.RLIM_INFINITY != most < LEAST_ADDRESSES:
+        text = f"address space limited to {format_size(most)}"
+        hint = f"run ulimit -v unlimited; a daemon needs {format_size(LEAST_ADDRESSES)}"
+        yield Finding("problem", "limits", text, hint)
+    elif space != resource.RLIM_INFINITY and space < 32 * segments:
         text = f"address space limited to {format_size(space)}"
         hint = f"run ulimit -v unlimited; the shared segments alone take {format_size(segments)}"
         yield Finding("warning", "limits", text, hint)

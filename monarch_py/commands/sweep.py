@@ -1,11 +1,13 @@
 """`monarch sweep`: removes what this user's killed daemons have left on this node.
 
 A killed daemon leaves its session's segments, and the copies in its tiers. The control segment
-still names the tiers, so no configuration is needed. Copies on persistent tiers stay. Everything
-that a running daemon holds stays too.
+still names the tiers, so no configuration is needed. A daemon that was killed during its start has
+left no control segment yet, but directories in its tiers. Its lock names the configuration, which
+names the tiers. Copies on persistent tiers stay. Everything that a running daemon holds stays too.
 """
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -13,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from monarch_py.config.load import load_config
 from monarch_py.config.schema import TierConfig
 from monarch_py.daemon.segments import close_old_session
-from monarch_py.errors import SessionError, TierError
+from monarch_py.errors import MonarchError, SessionError, TierError
 from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import (
     HeldError,
@@ -24,6 +27,7 @@ from monarch_py.ipc.session import (
     hold,
     holder_of,
     kept_directory,
+    last_config,
     user_directory,
 )
 from monarch_py.ipc.shares import turn
@@ -39,6 +43,8 @@ STOP_LIMIT_S = 30.0
 KILL_LIMIT_S = 10.0
 # Pause between two attempts to take the lock of a daemon that ends [s].
 LOOK_S = 0.05
+# The name of a session's directory. A tier in the same place has directories with other names.
+SESSION = re.compile("[0-9a-f]{16}")
 
 
 @dataclass
@@ -67,7 +73,7 @@ def sweep(*, stop: bool = False) -> Swept:
     """
     swept = Swept()
     for session in _sessions():
-        if stop or session.control.exists():  # a daemon that ends normally removes this file
+        if stop or _is_left(session):
             _sweep_told(session, swept, stop=stop)
     if stop:
         shutil.rmtree(kept_directory(), ignore_errors=True)
@@ -113,9 +119,17 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
+def _is_left(session: SessionDir) -> bool:
+    """Whether a daemon runs, or has not ended normally: the normal end removes both files."""
+    is_session = SESSION.fullmatch(session.path.name) is not None
+    return is_session and (session.control.exists() or session.lock.exists())
+
+
 def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
     if stop:
         _end(session, swept)
+    is_left = _is_left(session)
+    config_file = last_config(session.lock)
     try:
         lock = hold(session.lock)
     except HeldError as holder:
@@ -123,9 +137,10 @@ def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
             raise SessionError(f"{session.path}: the daemon ({holder}) does not end") from None
         return  # a daemon serves
     try:
-        if session.control.exists():
+        if is_left:
             try:
-                swept.copies += sum(map(_emptied, _tiers_of(session)))
+                roots = _tiers_of(session) or _tiers_in(config_file, session)
+                swept.copies += sum(map(_emptied, roots))
             except SessionError as error:
                 if not stop:
                     raise
@@ -166,21 +181,26 @@ def _is_free(lock: Path) -> bool:
     until = time.monotonic() + STOP_LIMIT_S
     while time.monotonic() < until:
         try:
-            os.close(hold(lock))
+            fd = hold(lock)
         except HeldError:
             time.sleep(LOOK_S)
         else:
+            lock.unlink(missing_ok=True)
+            os.close(fd)
             return True
     return False
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
     """Returns Monarch's directories in the tiers and the staging area. Their names come from the
-    control segment. Raises SessionError if the segment cannot be read."""
+    control segment; there are none if a daemon was killed before it had made the segment, or had
+    written the names. Raises SessionError if the segment cannot be read."""
     hint = "start and stop a daemon of that configuration, or remove its copies by hand"
     try:
         segment = Segment.open(session.control, writable=False)
         control = segment.as_struct("struct monarch_control")
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise SessionError(f"{session.control}: {error.strerror}; {hint}") from None
     if (control.magic, control.version) != (lib.MONARCH_MAGIC, lib.MONARCH_VERSION):
@@ -189,10 +209,24 @@ def _tiers_of(session: SessionDir) -> list[Path]:
     return [Path(os.fsdecode(path)).parent for path in paths if path]
 
 
+def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
+    """Returns Monarch's directories in the tiers and the staging area of a configuration; none if
+    the configuration is not known (""), or cannot be used any more."""
+    try:
+        config = load_config(config_file, with_sources=False)
+    except MonarchError:
+        return []
+    roots = [tier_root(tier.mount_point) for tier in config.tiers]
+    if config.staging is not None:
+        roots.append(tier_root(config.staging.mount_point) / session.staging)
+    return roots
+
+
 def _emptied(root: Path) -> int:
     """Removes the copies of a tier, unless the tier is persistent or a daemon holds it. Returns how
     many copies were removed. Raises TierError if the tier cannot be used."""
-    if not (root / "c").is_dir() or os.path.lexists(root / "manifest.sqlite"):
+    # A daemon that was killed during its start may have left an empty directory.
+    if not root.is_dir() or os.path.lexists(root / "manifest.sqlite"):
         return 0
     base = root if root == tier_root(root.parent) else root.parent
     below = str(root.relative_to(base)) if base != root else ""

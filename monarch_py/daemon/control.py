@@ -26,6 +26,7 @@ from monarch_py.ipc.jobs import pid_namespace
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.file_version import Version, version_of
 from monarch_py.util.processes import Identity
+from monarch_py.util.threads import note_failure
 
 log = logging.getLogger("monarch.daemon")
 
@@ -109,25 +110,25 @@ class Control:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except (OSError, RuntimeError) as error:
-                # No descriptor or no thread is left, or the daemon is ending.
+            except OSError as error:  # no descriptor is left, or the daemon is ending
                 if not (is_said or self._daemon.is_closed):
                     log.warning(
                         "commands must wait: the daemon cannot accept connections now: %s", error
                     )
                 is_said = True
                 time.sleep(ACCEPT_PAUSE_S)
+            except Exception as error:  # the next command may succeed
+                note_failure(error)
+                time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
         """Answers a command in a thread of its own, so that a slow command (`look`, `all`) delays
-        no other command."""
+        no other command. If no thread can be started, this thread answers."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._attended.discard(connection)
-            connection.close()
-            raise
+        except (RuntimeError, MemoryError):
+            self._attend(connection)
 
     def _attend(self, connection: socket.socket) -> None:
         with connection:

@@ -31,6 +31,7 @@ from monarch_py.daemon.starting import (
     STAY,
     StartupInfo,
     ignore_the_jobs,
+    refuse_few_addresses,
 )
 from monarch_py.errors import MonarchError, SessionError
 from monarch_py.ipc.record import write_record
@@ -39,6 +40,7 @@ from monarch_py.native import lib
 from monarch_py.scan.record import read_record
 from monarch_py.util.limits import met_limit
 from monarch_py.util.signals import handle
+from monarch_py.util.threads import note_all_failures
 
 log = logging.getLogger("monarch.daemon")
 
@@ -114,9 +116,11 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
     os.umask(0o077)  # under the shell's umask the daemon might be unable to open its own files
     lib.monarch_limit_malloc()
     lib.monarch_shorten_slice()
-    _allow_descriptors()
+    _raise_limits()
+    note_all_failures()
     with contextlib.ExitStack() as stack:
         with _told_in_a_sentence():
+            refuse_few_addresses()
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
@@ -146,7 +150,9 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
         handle(ENDING, lambda *_: daemon.stop_soon())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if startup is not None and startup.lifeline is not None:
-            hear = threading.Thread(target=_hear, args=(startup.lifeline, daemon), daemon=True)
+            hear = threading.Thread(
+                target=_hear, args=(startup.lifeline, daemon), name="lifeline", daemon=True
+            )
             hear.start()
         if watch is not None:
             watch.begin(daemon.stop_now)
@@ -182,11 +188,13 @@ def end_process(status: int = 0) -> NoReturn:
     os._exit(status)
 
 
-def _allow_descriptors() -> None:
-    """Raises the soft limit on descriptors. The usual limit suits programs that use select(), but
-    is too low for a daemon, which has a connection for each peer. If the limit cannot be raised,
-    the daemon has fewer connections."""
+def _raise_limits() -> None:
+    """Raises the soft limits on the address space and on descriptors. The usual limit on
+    descriptors suits programs that use select(), but is too low for a daemon, which has a
+    connection for each peer. If that limit cannot be raised, the daemon has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
             most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)

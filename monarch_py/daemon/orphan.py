@@ -23,6 +23,7 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.ipc.session import SessionDir
 from monarch_py.ipc.shares import Shares
 from monarch_py.util.processes import Identity, mapping
+from monarch_py.util.threads import note_failure
 
 log = logging.getLogger("monarch.orphan")
 
@@ -44,6 +45,7 @@ class _Watch(ABC):
     def __init__(self, session: SessionDir, unused_s: float, look_s: float) -> None:
         self._session, self._shares = session, Shares(session)
         self._unused_s, self._look_s = unused_s, look_s
+        self._used_at = 0.0
 
     def begin(self, stop: Callable[[], None]) -> None:
         """Starts the watch.
@@ -65,16 +67,27 @@ class _Watch(ABC):
         return self._has_run() or self._is_attached()
 
     def _watch(self, stop: Callable[[], None]) -> None:
-        used_at = time.monotonic()
-        while self._is_ours():
+        self._used_at = time.monotonic()
+        while True:
+            try:
+                if not self._is_ours():
+                    break
+                if self._ends_now():
+                    stop()
+                    return
+            # Without the watch, the daemon would never end. The next check may succeed.
+            except Exception as error:
+                note_failure(error)
             time.sleep(self._look_s)
-            if self._is_used():
-                used_at = time.monotonic()
-            elif time.monotonic() - used_at >= self._unused_s and self._take_over():
-                self._will_end()
-                stop()
-                return
         self._shares.close()
+
+    def _ends_now(self) -> bool:
+        if self._is_used():
+            self._used_at = time.monotonic()
+        elif time.monotonic() - self._used_at >= self._unused_s and self._take_over():
+            self._will_end()
+            return True
+        return False
 
     def _has_run(self) -> bool:
         """Whether a `monarch run` still exists, or a command that a `monarch run` has started."""

@@ -390,7 +390,7 @@ class Daemon:
 
     def _pace_scan(self) -> None:
         """Keeps the scan from running far ahead of the job, unless a plan or a command needs the
-        complete scan."""
+        complete scan, or the scan finds copies of earlier sessions."""
         ahead, totals = self.directory_prefetch, self.shared.totals()
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -402,7 +402,7 @@ class Daemon:
             opened_bytes=totals["bytes_from_source"] / max(totals["misses"], 1),
         )
         needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
-        self._is_urgent = needs_all or not ahead.is_on
+        self._is_urgent = needs_all or not ahead.is_on or self.scanner.finds_copies
         lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
         is_limited = allowed != ALL_NAMES and self._is_scan_paced()

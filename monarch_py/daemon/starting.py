@@ -25,6 +25,7 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.util.limits import met_limit
 from monarch_py.util.processes import Identity, end
 from monarch_py.util.signals import handle
+from monarch_py.util.units import MIB, format_size
 
 # A starting daemon must answer within this time [s]. It usually answers within a second, but may
 # take longer with slow sources and tiers.
@@ -33,6 +34,11 @@ START_LIMIT_S = 60.0
 END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
+# A daemon does not start with fewer addresses than this [bytes]. A daemon of few files and 17
+# threads takes 280 MiB, and needs another 100 MiB for a moment when a thread allocates memory for
+# the first time. With fewer addresses threads fail while they start, and CPython then waits for
+# them forever.
+LEAST_ADDRESSES = 512 * MIB
 # The kinds of daemons, as command-line arguments. SHARED: several runs share the daemon.
 # AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
 SHARED, AUTOSTARTED = "shared", "autostarted"
@@ -79,12 +85,15 @@ def ignore_the_jobs() -> None:
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
     working directory away from the daemon, so the path of this package is passed as an argument.
-    The daemon multiplies no matrices, so numpy need not start a thread for each processor. The
-    garbage collector is off while modules are imported: it would find no garbage, but would take a
-    tenth of the start time."""
+    The soft limit on the address space is raised before numpy is imported, which needs many
+    addresses. The daemon multiplies no matrices, so numpy need not start a thread for each
+    processor. The garbage collector is off while modules are imported: it would find no garbage,
+    but would take a tenth of the start time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
-        "import gc, os, sys; gc.disable(); sys.path.insert(0, sys.argv.pop(1));"
+        "import gc, os, resource, sys; gc.disable();"
+        " resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1:] * 2);"
+        " sys.path.insert(0, sys.argv.pop(1));"
         " os.environ.setdefault('OPENBLAS_NUM_THREADS', '1');"
         " from monarch_py.daemon.lifecycle import main; main()"
     )
@@ -105,6 +114,7 @@ def spawn(
     Raises SessionError, with the last line that the daemon has written, if the daemon does not
     start.
     """
+    refuse_few_addresses()
     session = SessionDir.of(config_file)
     session.make()
     words, inherited = [kind] if kind else [], []
@@ -126,6 +136,17 @@ def spawn(
     if detach:
         process.returncode = 0  # so that Popen does not warn that the daemon still runs
     return process
+
+
+def refuse_few_addresses() -> None:
+    """Raises SessionError if the limit on the address space is too low for a daemon."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if resource.RLIM_INFINITY != limit < LEAST_ADDRESSES:
+        raise SessionError(
+            f"the daemon cannot start: the address space is limited to {format_size(limit)}, but a"
+            f" daemon needs {format_size(LEAST_ADDRESSES)}; raise the limit with `ulimit -v"
+            f" {LEAST_ADDRESSES >> 10}` or more, or raise that of the job"
+        )
 
 
 def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subprocess.Popen[bytes]":

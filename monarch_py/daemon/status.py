@@ -14,6 +14,7 @@ from monarch_py.daemon.fill.filler import Filler
 from monarch_py.daemon.scan.scanner import Scanner
 from monarch_py.native import Reason, State
 from monarch_py.storage.tiers import Tier
+from monarch_py.util.threads import failures
 
 SCHEMA_VERSION = 1
 # The programs' counters that `status` leaves out, because only the daemon uses them, or because
@@ -47,9 +48,11 @@ def _tier(config: TierConfig, tier: Tier | None, why: str) -> dict[str, Any]:
         "usable": tier.usable,
         "why": "" if tier.usable else tier.gone or failed,
         "lost": tier.lost,
+        "unrecorded": tier.unrecorded,
         "quota_bytes": config.quota_bytes,
         "used_bytes": tier.used_bytes,
         "free_bytes": tier.room().free_bytes,
+        "shortage": tier.shortage(),
         "files": tier.files,
     }
 
@@ -90,6 +93,7 @@ def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
         "scanned": source.scanned,
         "scan_seconds": round(source.scan_seconds, 3),
         "scan_errors": source.errors,
+        "scan_error": source.error,
         "files": in_state.total(),
         "bytes": bytes_in.total(),
         "present": in_state[State.PRESENT],
@@ -140,6 +144,7 @@ def status(
         "switched_off": bool(shared.control.off),
         "prefetch": scanner.config.prefetch,
         "scan": scanner.config.scan,
+        "thread_failures": failures(),
         "pending": filler.pending,
         "dropping": filler.copies.dropping,
         "catalog_entries": len(shared.catalog),

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from monarch_py.errors import NoDaemonError, SessionError, SilentError
-from monarch_py.ipc.session import Segment, SessionDir, shm_root
+from monarch_py.ipc.session import Segment, SessionDir, holder_of, shm_root
 from monarch_py.native import SessionState
 
 # The message for a configuration that has changed since its daemon read it.
@@ -24,10 +24,21 @@ FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Returns the problems that a status report shows: a sentence on each tier that is not used or
-    has lost copies, and a sentence on a catalog that cannot grow."""
-    said = [text for tier in report["tiers"] for text in (tier["why"], tier["lost"])]
+    """Returns the problems that a status report shows: sentences on tiers that are not used, have
+    lost copies or cannot record them, on threads that have failed, and on a catalog that cannot
+    grow."""
+    said = [tier.get(key) for tier in report["tiers"] for key in ("why", "lost", "unrecorded")]
+    if failed := ", ".join(report["thread_failures"]):
+        said.append(
+            f"threads of the daemon have failed: {failed}; see `monarch logs`, then run"
+            " `monarch stop` and `monarch start`"
+        )
     return [text for text in (*said, catalog_trouble(report)) if text]
+
+
+def shortages(report: dict[str, Any]) -> list[str]:
+    """Returns a sentence on each tier whose file system has less room than the tier's quota."""
+    return [text for tier in report["tiers"] if (text := tier.get("shortage"))]
 
 
 def catalog_trouble(report: dict[str, Any]) -> str:
@@ -75,6 +86,11 @@ class DaemonConnection:
     def _why_none(self) -> str:
         if not self.session.control.exists():
             return "no daemon serves this configuration; start one with `monarch start`"
+        if (holder := holder_of(self.session.lock)) is not None:
+            return (
+                f"the daemon ({holder}) runs but takes no command: it is just ending, or lacks"
+                " memory, threads or descriptors; see `monarch logs`"
+            )
         return (
             "the daemon of this configuration was killed or crashed (see `monarch logs`); start"
             " another with `monarch start`"

@@ -166,6 +166,14 @@ def hold(path: Path, config: Path | None = None) -> int:
     return fd
 
 
+def last_config(path: Path) -> str:
+    """Returns the configuration of the daemon that held a lock file last; "" if the file names
+    none, or cannot be read."""
+    with suppress(OSError):
+        return HeldError(os.fsdecode(path.read_bytes()[:SAID_BYTES])).config
+    return ""
+
+
 def holder_of(path: Path) -> HeldError | None:
     """Returns the holder of a lock file; None if no process holds the lock, or if this process
     cannot see the holder. The holder is found in /proc/locks. This function does not try to take
@@ -339,6 +347,11 @@ class SessionDir:
         self.handovers = [path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
         self.log = path / "log"
         self.log_before = path / "log.1"
+
+    @property
+    def staging(self) -> str:
+        """The name of the directory for this session in the staging area."""
+        return f"staging-{self.path.name}"
 
     @classmethod
     def of(cls, config_file: Path) -> "SessionDir":

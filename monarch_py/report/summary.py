@@ -9,6 +9,7 @@ import textwrap
 from contextlib import suppress
 from typing import Any
 
+from monarch_py.storage.shortage import HINT, MARGIN_BYTES
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
 WIDTH = 80
@@ -182,11 +183,17 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
         return ""
     # Advise a larger quota for the last tier, because it is the slowest and is filled last. A copy
     # takes whole blocks of 4096 bytes.
-    tier, needed = usable[-1], size + files * 4096
-    quota = rounded_up(tier["used_bytes"] + needed)
-    free = 0
+    tier, n_bytes = usable[-1], size + files * 4096
+    quota, needed = rounded_up(tier["used_bytes"] + n_bytes), n_bytes + MARGIN_BYTES
+    free = others = 0
     with suppress(OSError):
-        free = shutil.disk_usage(tier["mount_point"]).free
+        disk = shutil.disk_usage(tier["mount_point"])
+        free, others = disk.free, max(0, disk.used - tier["used_bytes"])
+    if free < needed <= free + others:
+        return (
+            f"the file system of {tier['mount_point']} has {format_size(free)} left, because other"
+            f" files take {format_size(others)}: {HINT}"
+        )
     if free < needed:
         return f"{tier['mount_point']} has {format_size(free)} left: add a larger tier"
     return f"`max_storage_quota: {quota}` for {tier['mount_point']} would hold all these files"

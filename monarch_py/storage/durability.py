@@ -8,6 +8,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -16,6 +17,7 @@ from monarch_py.arrays import Array
 from monarch_py.native import lib
 from monarch_py.storage.manifest import DamagedManifestError, Manifest, Row, damage_told
 from monarch_py.storage.tiers import Tier, remove_any
+from monarch_py.util.threads import described, note_failure
 from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
@@ -160,32 +162,46 @@ class Keeper:
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                while not (self._add or self._remove or self._ending):
-                    self._lock.wait()
-                if not self._ending:
-                    self._lock.wait(BATCH_S)
-                add, self._add = self._add, []
-                remove, self._remove = self._remove, []
-                if not (add or remove):
-                    return  # `_ending` is set and no rows are left
-            self._commit(add, remove)
+            try:
+                if not self._commit_next():
+                    return
+            except (OSError, sqlite3.Error) as error:
+                self._fail(str(error))
+            # The thread must go on after any error, such as a MemoryError: otherwise nothing would
+            # be recorded any more, and the tier would look as if all had been.
+            except Exception as error:
+                note_failure(error)
+                self._fail(described(error))
+                with self._lock:
+                    self._add.clear()
+                time.sleep(BATCH_S)
 
-    def _commit(self, add: list[Row], remove: list[int]) -> None:
+    def _commit_next(self) -> bool:
+        """Waits for rows and commits them. Returns False once no rows are left at the end."""
+        with self._lock:
+            while not (self._add or self._remove or self._ending):
+                self._lock.wait()
+            if not self._ending:
+                self._lock.wait(BATCH_S)
+            add, self._add = self._add, []
+            remove, self._remove = self._remove, []
+            if not (add or remove):
+                return False
         if self.tier.gone:
-            return
-        try:
-            error = lib.monarch_syncfs(self.tier.fd) if add else 0
-            if error:
-                raise OSError(-error, os.strerror(-error))
-            gone = set(remove)
-            self._manifest.change([row for row in add if row.copy not in gone], remove)
-        except (OSError, sqlite3.Error) as error:
-            # This session still serves the copies. The next session removes them, because they have
-            # no row.
-            if not self.broken:
-                log.warning("tier %s: copies cannot be recorded: %s", self.tier.root, error)
-            self.broken = True
+            return True
+        error = lib.monarch_syncfs(self.tier.fd) if add else 0
+        if error:
+            raise OSError(-error, os.strerror(-error))
+        gone = set(remove)
+        self._manifest.change([row for row in add if row.copy not in gone], remove)
+        return True
+
+    def _fail(self, why: str) -> None:
+        """Notes that rows were not committed. This session still serves their copies. The next
+        session removes them, because they have no row."""
+        if not self.broken:
+            self.tier.note_unrecorded(why)
+        self.broken = True
 
     def _end_thread(self) -> None:
         """Ends the thread. Returns once the thread has committed the waiting rows."""

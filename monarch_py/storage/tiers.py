@@ -26,6 +26,7 @@ from monarch_py.native import lib
 from monarch_py.policies.placement import TierRoom, slack_of
 from monarch_py.storage import memory
 from monarch_py.storage.apart import make_apart
+from monarch_py.storage.shortage import MARGIN_BYTES, shortage
 from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
@@ -34,9 +35,6 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# Room that is kept free on the file system for the manifest and the directories, whatever the quota
-# is [bytes].
-MARGIN_BYTES = 1 << 20
 # Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
 # more than half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
@@ -149,6 +147,7 @@ class Tier:
         written
     lost : a sentence on copies of earlier sessions that cannot be used any more; "" if there are no
         such copies
+    unrecorded : a sentence on copies that the manifest lacks after an error; "" if there are none
     gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
     """
 
@@ -156,7 +155,7 @@ class Tier:
         self, config: TierConfig, below: str = "", config_file: Path | None = None
     ) -> None:
         self.config = config
-        self.usable, self.lost, self.gone = True, "", ""
+        self.usable, self.lost, self.unrecorded, self.gone = True, "", "", ""
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
@@ -348,6 +347,14 @@ class Tier:
         inodes = system.f_favail if system.f_files else 1 << 40
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
+    def shortage(self) -> str:
+        """A sentence on a file system with less room than the quota; "" if it has the room, or if
+        the tier is not used."""
+        config, used = self.config, self.used_bytes - self.reserved_bytes
+        if not self.usable:
+            return ""
+        return shortage(config.mount_point, config.quota_bytes, used, self.fd)
+
     def _memory_left(self) -> int:
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
@@ -432,6 +439,14 @@ class Tier:
         """Notes that copies of earlier sessions cannot be used; what : which copies, and why."""
         self.lost = f"tier {self.config.mount_point}: {what}"
         log.warning("%s", self.lost)
+
+    def note_unrecorded(self, why: str) -> None:
+        """Notes that copies could not be recorded in the manifest; why : the error."""
+        self.unrecorded = (
+            f"tier {self.config.mount_point}: copies cannot be recorded ({why}), so the next daemon"
+            " has to make them again; remove the cause, then run `monarch stop` and `monarch start`"
+        )
+        log.warning("%s", self.unrecorded)
 
     def fail(self, error: int) -> None:
         """Stops placing copies here after an error of the file system. Copies that can be read are

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from monarch_py.storage.tiers import Tier, why_gone, why_refused
 from monarch_py.util.ownership import doubts
+from monarch_py.util.threads import note_failure
 
 # Time between two checks of the tiers [s].
 LOOK_S = 1.0
@@ -31,10 +32,16 @@ class TierWatch:
 
     def _watch(self) -> None:
         while not self._ends.wait(LOOK_S):
-            for number, tier in tuple(self._left.items()):
-                if (why := _why_not_trusted(tier)) and not self._ends.is_set():
-                    del self._left[number]
-                    self._found(number, why)
+            try:
+                self._look()
+            except Exception as error:  # the next check may succeed, and the tiers stay watched
+                note_failure(error)
+
+    def _look(self) -> None:
+        for number, tier in tuple(self._left.items()):
+            if (why := _why_not_trusted(tier)) and not self._ends.is_set():
+                self._found(number, why)
+                del self._left[number]
 
     def close(self) -> None:
         """Ends the watch, without waiting for a check that hangs. No further call of `found`

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.conftest import FILES, Factory
@@ -16,6 +18,7 @@ from support.session import MIB, Session, wait_until
 
 from monarch_py.cli.warm import _text
 from monarch_py.commands.warm import Progress
+from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.storage.tiers import tier_root
 
 
@@ -411,3 +414,29 @@ def test_copies_of_an_earlier_session_are_there(
     done = warm(session)
     assert done.stdout == "1 file (10 B) filled, 2,999 (29.3 KiB) already there\n"
     assert session.totals()["fills"] == 1
+
+
+@pytest.mark.parametrize(("error", "status"), [(errno.ENOMEM, 1), (errno.EACCES, 0)])
+def test_names_that_the_scan_could_not_read(
+    session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: int
+) -> None:
+    """Files whose names are unknown have no copies, although all known files have them. Names that
+    the user may not read (`lost+found`) are no failure."""
+    ask = DaemonConnection.ask
+
+    def asked(self: DaemonConnection, command: str, **arguments: Any) -> Any:
+        answer = ask(self, command, **arguments)
+        if command == "status":
+            found = {"scan_errors": 2, "scan_error": os.strerror(error)}
+            answer["sources"] = [{**each, **found} for each in answer["sources"]]
+        return answer
+
+    monkeypatch.setattr(DaemonConnection, "ask", asked)
+    done = warm(session)
+    assert done.returncode == status
+    assert done.stderr == (
+        f"monarch: {source}: 2 names could not be read ({os.strerror(error)}), so files there have"
+        " no copies; see `monarch logs`\n"
+    )
+    done = warm(session, source / "b")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -19,8 +19,10 @@ from support.manifests import wait_recorded
 from support.session import MIB, Session, wait_until
 
 from monarch_py.commands import sweep
+from monarch_py.config.load import load_config
 from monarch_py.ipc import connection
-from monarch_py.ipc.session import Segment
+from monarch_py.ipc.session import Segment, hold
+from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.tiers import tier_root
 from monarch_py.util.processes import Identity
 
@@ -56,6 +58,78 @@ def swept(session: Session, *words: str) -> subprocess.CompletedProcess[str]:
 
 def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
+
+
+# Opens the tiers and the staging area as a daemon does at its start, and is killed before it has
+# made the control segment. The first argument is the configuration; the second one is 1 if the
+# process is killed while it makes the directory of a tier's copies.
+STARTS = """
+import os, signal, sys
+from pathlib import Path
+from monarch_py.config.load import load_config
+from monarch_py.daemon.copies.staging import open_staging
+from monarch_py.ipc.session import SessionDir, hold
+from monarch_py.storage.opening import OpenTiers
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+config = load_config(sys.argv[1])
+session = SessionDir.of(config.file)
+session.make()
+lock = hold(session.lock, config.file)
+if sys.argv[2] == "1":
+    Path.rename = die
+open_tiers = OpenTiers(config), open_staging(config, session, needed=False)
+die()
+"""
+
+
+@pytest.mark.parametrize("when", ["0", "1"])
+def test_a_daemon_that_was_killed_during_its_start_leaves_nothing(
+    session_factory: Callable[..., Session], files: Files, tmp_path: Path, when: str
+) -> None:
+    (tmp_path / "area").mkdir()
+    area = {"mount_point": str(tmp_path / "area"), "max_storage_quota": "1MiB"}
+    session = session_factory(files.root, tiers=tiers(tmp_path), staging=area)
+    words = [sys.executable, "-c", STARTS, str(session.config), when]
+    died = subprocess.run(words, env=session.env(preload=False), check=False)
+    assert died.returncode == -signal.SIGKILL
+    made = {path.name[:2] for path in tmp_path.glob("*/monarch-*/*")}
+    assert made == ({"c.", "lo"} if when == "1" else {"c", "lo", "ma", "st"})
+    assert not session.paths.control.exists()
+    done = swept(session)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 killed daemon found, 0 copies removed\n"
+    assert [*(tmp_path / "ram").iterdir(), *(tmp_path / "area").iterdir()] == []
+    assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
+
+
+def test_a_daemon_that_starts_keeps_its_tiers(
+    session_factory: Callable[..., Session], files: Files, tmp_path: Path
+) -> None:
+    session = session_factory(files.root, tiers=tiers(tmp_path))
+    config = load_config(session.config)
+    session.paths.make()
+    lock = hold(session.paths.lock, config.file)
+    opened = OpenTiers(config)
+    try:
+        assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
+        assert session.paths.lock.exists()
+        assert all(tier is not None and tier.is_in_place() for tier in opened.tiers)
+    finally:
+        opened.close(are_used=False)
+        os.close(lock)
+
+
+def test_a_staging_area_beside_the_sessions_is_no_session(
+    session_factory: Callable[..., Session], files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "shm").mkdir()
+    area = {"mount_point": str(tmp_path / "shm"), "max_storage_quota": "1MiB"}
+    session = session_factory(files.root, directory=tmp_path, staging=area).start()
+    (staging,) = session.paths.path.parent.glob("staging-*")
+    before = set(staging.iterdir())
+    assert {path.name for path in before} == {"c", "lock"}
+    assert swept(session).stdout == "0 killed daemons found, 0 copies removed\n"
+    assert set(staging.iterdir()) == before
 
 
 def in_shm(session: Session) -> set[str]:

@@ -4,11 +4,13 @@ xfs."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.command_line import run_monarch
 from support.draws import cases, sized
 from support.files import Files, check_all, random_bytes
 from support.mounts import Mounts
@@ -189,3 +191,42 @@ def test_a_tier_smaller_than_any_file_is_no_harm(
     assert found == {"present": 11}
     check_all(session, files)
     assert random_bytes(4, 1) != random_bytes(4, 2)  # the files differ from one another
+
+
+def test_who_takes_the_room_of_a_tier_is_told(
+    session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
+) -> None:
+    count = 30
+    files = Files(tmp_path / "source").add_many(count, 100_000)
+    point = mounts.tmpfs("ram", 16 * MIB)
+    fill_up(point, leave_bytes=3 * MIB)
+    tiers = [level(point, 12 * MIB)]
+    session = session_factory(files.root, tiers=tiers, prefetch="none")
+    told = f"tier {point}: copies get at most 2 MiB of the quota of 12 MiB, because its file system"
+    others = "other files take 13 MiB; remove files there, or add a tier on another file system"
+    words = ["config", "check", "-c", str(session.config)]
+    done = run_monarch(words, session.env(preload=False))
+    assert done.returncode == 0
+    assert told in done.stderr
+    assert others in done.stderr
+    try:
+        done = session.monarch("start")
+        assert done.returncode == 0
+        assert told in done.stderr
+        assert others in done.stderr
+        assert others in session.monarch("status").stdout
+        done = session.monarch("warm")
+        assert 0 < session.status()["tiers"][0]["files"] < count
+        assert (done.returncode, done.stderr) == (0, "")  # the tier is not at fault
+        assert "because other files take 13 MiB: remove files there, or add" in done.stdout
+        # The room that the copies take is not counted as taken by others.
+        found = session.monarch("doctor", "--json")
+        (tier,) = [f for f in json.loads(found.stdout) if f["what"] == "tier (ssd)"]
+        assert told in tier["hint"]
+        assert others in tier["hint"]
+        (point / "ballast").unlink()
+        assert "remove files" not in session.monarch("status").stdout
+        assert session.monarch("warm").returncode == 0
+        assert session.status()["tiers"][0]["files"] == count
+    finally:
+        session.monarch("stop")

@@ -21,7 +21,8 @@ from monarch_py.config.schema import TierConfig
 from monarch_py.errors import TierError
 from monarch_py.native import lib
 from monarch_py.storage import memory, tiers
-from monarch_py.storage.tiers import MARGIN_BYTES, Tier, copy_name, copy_number, tier_root
+from monarch_py.storage.shortage import MARGIN_BYTES
+from monarch_py.storage.tiers import Tier, copy_name, copy_number, tier_root
 
 MIB = 1 << 20
 QUOTA = 64 * MIB

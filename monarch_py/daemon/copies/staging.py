@@ -37,7 +37,7 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
     try:
         found = config.staging or default_area(len(config.tiers))
         refuse_replaceable(found.mount_point)
-        tier = Tier(found, f"staging-{session.path.name}", config.file)
+        tier = Tier(found, session.staging, config.file)
         try:
             tier.remove_all(tier.listing()["number"])  # left behind by a daemon that was killed
         except OSError as error:

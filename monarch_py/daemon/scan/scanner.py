@@ -36,6 +36,9 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
+# The scan is not limited as long as at least half of the files that it finds have copies of earlier
+# sessions, plus this many files.
+MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
 MOST_COUNTED = 65536
@@ -72,6 +75,7 @@ class Validator:
         order = np.argsort(self.hashes, kind="stable")
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
+        self.left = len(self.rows)  # the number of rows that have matched no file so far
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Returns which of these entries have a copy in the tier, as indices into `entries`, and
@@ -89,6 +93,7 @@ class Validator:
             same &= rows[field] == entries[field]
         found = np.flatnonzero(same)
         self.matched[at[found]] = True
+        self.left -= len(found)
         return found, rows[found]
 
     def rest(self) -> Array:
@@ -118,6 +123,8 @@ class Scanner:
             Source(i, source, listed[i], is_lazy=is_lazy) for i, source in enumerate(config.sources)
         ]
         self._adopted: list[Adopted] = []
+        # How many files were compared with the manifests, and how many of them had a copy.
+        self._compared = self._matched = 0
         self.validators = [
             Validator(i, keeper.take_rows(), keeper.sources, self.sources)
             for i, keeper in self.keepers.items()
@@ -204,6 +211,14 @@ class Scanner:
         calls with `is_deep`."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
+
+    @property
+    def finds_copies(self) -> bool:
+        """Whether the scan is likely to find more copies of earlier sessions. A copy can serve only
+        once the scan has found its file. So each look at such a file saves a read of the source,
+        and no look comes too early."""
+        left = any(validator.left for validator in self.validators)
+        return left and self._compared <= 2 * self._matched + MISSES
 
     def hurry(self) -> None:
         """Notes that a plan or a command waits for the requested listings."""
@@ -370,12 +385,15 @@ class Scanner:
                 catalog.set_state(np.array([entry]), State.BYPASS, Reason.CHANGED)
 
     def _validate(self, ids: Ids) -> None:
+        if self.validators:
+            self._compared += int((self.shared.catalog.entries["kind"][ids] == Kind.FILE).sum())
         for validator in self.validators:
             if not len(ids):
                 break
             at, rows = validator.match(self.shared.catalog.entries[ids])
             if len(at):
                 self._adopted.append((ids[at], rows, validator.tier_number))
+                self._matched += len(at)
                 ids = np.delete(ids, at)
 
     # --- single files ------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Source:
         # `is_whole` : whether the whole source is known now.
         # `becomes_whole` : whether it will be known once the current scan has ended.
         self.is_whole = self.becomes_whole = False
-        self.errors = 0
+        self.errors, self.error = 0, ""  # how many names could not be read; why, of the first
         self.scan_seconds = 0.0
         self.found = 0  # how many entries the scans of this source have found
         self._parts = Parts()
@@ -148,7 +148,7 @@ class Source:
                 path,
                 error,
             )
-            self.errors += 1
+            self._count_errors(1, str(error.strerror or error))
             return False
         for directory, below in self._read:
             self.scan.want(directory, is_deep=below)
@@ -166,7 +166,7 @@ class Source:
         if errors:
             why = os.strerror(error)
             log.warning("%s: %d names cannot be read: %s", self.config.path, errors, why)
-        self.errors += errors
+            self._count_errors(errors, why)
         self.scan_seconds += scan.seconds
         self.up_ino = scan.up_ino or self.up_ino
         scan.close()
@@ -174,6 +174,10 @@ class Source:
         # A scan that has found nothing, not even the root, has failed: its threads could not be
         # started.
         self.is_whole |= self.becomes_whole and self.found > 0
+
+    def _count_errors(self, errors: int, why: str) -> None:
+        self.errors += errors
+        self.error = self.error or why
 
     @property
     def takes_all(self) -> bool:
