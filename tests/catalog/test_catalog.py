@@ -225,6 +225,27 @@ def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
     assert catalog.c.generation == generation
 
 
+def test_new_attributes_replace_all_old_ones_and_outlast_growth(catalog: Catalog) -> None:
+    kept = ("hash", "path", "word", "path_len", "source", "kind", "place")
+    catalog.add(*batch(many(3)))
+    before = catalog.entries[1].copy()
+    fresh = np.zeros(1, dtype=ENTRY)
+    for number, field in enumerate(fresh.dtype.names or ()):
+        fresh[field] = 100 + number
+    fresh["flags"] = lib.MONARCH_OWN | lib.MONARCH_ATTRIBUTES
+    catalog.update(1, fresh)
+    right = fresh[0].copy()
+    for field in kept:
+        right[field] = before[field]
+    right["flags"] = lib.MONARCH_ATTRIBUTES  # which node keeps the file does not change
+    right["version"] = before["version"] + 2
+    assert catalog.entries[1] == right
+    catalog.add(*batch(many(20_000, 3)))
+    assert catalog.entries[1] == right
+    catalog.fit()
+    assert catalog.entries[1] == right
+
+
 def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> None:
     rows = many(1000)
     catalog.add(*batch(rows))

@@ -47,6 +47,27 @@ for place, directory in places.items():
 """
 
 
+# Opens paths through a link outside the source, three times each.
+THROUGH = """
+import os, sys
+source, names = sys.argv[1], sys.argv[2:]
+link = os.path.join(os.path.dirname(source), "elsewhere", "link")
+places = {source: "../elsewhere/link", os.path.dirname(source): "elsewhere/link", "/": link[1:]}
+at = None, os.open(source, os.O_RDONLY), os.open("/", os.O_RDONLY), 9999
+opened = 0
+for turn in range(3):
+    for place, relative in places.items():
+        os.chdir(place)
+        for name in names:
+            for path, fd in (f"{relative}/{name}", None), *((f"{link}/{name}", fd) for fd in at):
+                found = os.open(path, os.O_RDONLY, dir_fd=fd)
+                assert os.read(found, 100).decode() == name, path
+                os.close(found)
+                opened += turn > 0
+print(opened)
+"""
+
+
 def test_every_spelling(session_factory: Callable[..., Session], tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "d").mkdir(parents=True)
@@ -66,3 +87,20 @@ def test_every_spelling(session_factory: Callable[..., Session], tmp_path: Path)
     after, opened = session.totals(), done[0].stdout.count(" opened ")
     assert opened > 1000
     assert after["hits"] - before["hits"] == opened
+
+
+def test_every_spelling_through_a_link(
+    session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    """The first open through a link finds out where the link leads."""
+    source = tmp_path / "source"
+    (source / "d").mkdir(parents=True)
+    for name in NAMES:
+        (source / name).write_text(name)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link").symlink_to("../source")
+    session = session_factory(source, prefetch="eager").start()
+    session.wait_idle()
+    before = session.totals()["hits"]
+    opened = int(session.python(THROUGH, source, *NAMES))
+    assert session.totals()["hits"] - before >= opened > 100
