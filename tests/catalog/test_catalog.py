@@ -88,6 +88,29 @@ def test_what_is_added_is_found_and_nothing_else(
             )
 
 
+def test_each_file_is_found_by_what_is_its_own_alone(catalog: Catalog) -> None:
+    """Sources have files of the same names, and paths begin with other paths. Whichever entry was
+    guessed, a path leads to its own entry, and so does a hash if its source is given too."""
+    paths = [b"a", b"ab", b"a/b", b"a/bc", b"b"]
+    rows = [(source, path, 7) for source in (0, 1) for path in paths]
+    ids, _ = catalog.add(*batch(rows))
+    known = {
+        (source, path): entry for (source, path, _), entry in zip(rows, ids.tolist(), strict=True)
+    }
+    for source in (0, 1, 2):
+        for path in [*paths, b"", b"a/", b"abc"]:
+            text = ffi.new("char[]", path)
+            right = known.get((source, path), -1)
+            for guess in (-1, *known.values()):
+                digest = lib.monarch_path_hash(source, text, len(path))
+                found = lib.monarch_find_prepared(catalog.c, source, text, len(path), digest, guess)
+                assert found == right, (source, path, guess)
+            for other in (0, 1, 2):
+                found = lib.monarch_find_hash(catalog.c, other, digest)
+                assert found == (right if other == source else -1)
+        assert (catalog.find_inode(source, 7) >= 0) == (source < 2)
+
+
 def many(count: int, start: int = 0) -> list[tuple[int, bytes, int]]:
     return [(0, b"directory%d/file%d" % (i % 7, i), i + 1) for i in range(start, start + count)]
 
@@ -200,6 +223,27 @@ def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
     generation = catalog.c.generation
     replace_all(catalog, rows, 10**6)
     assert catalog.c.generation == generation
+
+
+def test_new_attributes_replace_all_old_ones_and_outlast_growth(catalog: Catalog) -> None:
+    kept = ("hash", "path", "word", "path_len", "source", "kind", "place")
+    catalog.add(*batch(many(3)))
+    before = catalog.entries[1].copy()
+    fresh = np.zeros(1, dtype=ENTRY)
+    for number, field in enumerate(fresh.dtype.names or ()):
+        fresh[field] = 100 + number
+    fresh["flags"] = lib.MONARCH_OWN | lib.MONARCH_ATTRIBUTES
+    catalog.update(1, fresh)
+    right = fresh[0].copy()
+    for field in kept:
+        right[field] = before[field]
+    right["flags"] = lib.MONARCH_ATTRIBUTES  # which node keeps the file does not change
+    right["version"] = before["version"] + 2
+    assert catalog.entries[1] == right
+    catalog.add(*batch(many(20_000, 3)))
+    assert catalog.entries[1] == right
+    catalog.fit()
+    assert catalog.entries[1] == right
 
 
 def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> None:

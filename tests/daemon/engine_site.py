@@ -30,9 +30,15 @@ class Engine:
     """A started copy engine over a source with random files.
 
     sizes : of the source's files, each of which is an entry of the catalog [bytes];  tiers : how
-    many tiers there are"""
+    many tiers there are;  peer_threads : how many threads fetch from peers"""
 
-    def __init__(self, place: Path, sizes: Sequence[int] = (SIZE,) * FILES, tiers: int = 1) -> None:
+    def __init__(
+        self,
+        place: Path,
+        sizes: Sequence[int] = (SIZE,) * FILES,
+        tiers: int = 1,
+        peer_threads: int = 0,
+    ) -> None:
         self.source = source = place / "source"
         shm = place / "shm"
         self.tiers = [place / f"tier{number}" for number in range(tiers)]
@@ -55,21 +61,24 @@ class Engine:
             assert lib.monarch_stat_entry(root, 0, name, where, target, 4096) == 0
             entries["path_len"] = len(name)
             self.catalog.add(entries, ffi.new("char[]", name))
-        self.c: Any = lib.monarch_engine_start(1, 1, 0, BLOCK, self.clients, self.fills)
+        self.c: Any = lib.monarch_engine_start(1, 1, peer_threads, BLOCK, self.clients, self.fills)
         lib.monarch_engine_publish(self.c, self.catalog.writer, self.control)
         lib.monarch_engine_source(self.c, 0, self._descriptors[0])
         for number, descriptor in enumerate(self._descriptors[1:]):
             lib.monarch_engine_tier(self.c, number, descriptor)
 
-    def order(self, entry: int, set_to: int | None = None) -> int:
+    def order(self, entry: int, set_to: int | None = None, asked: int = -1) -> int:
         """Orders a fill of the file. Returns the number of the copy that the fill makes.
 
-        set_to : the word that the entry gets; by default, FILLING with this copy's number"""
+        set_to : the word that the entry gets; by default, FILLING with this copy's number;  asked :
+        the peer that the fill asks; -1 for none"""
         self._copy += 1
         filling = word.make(State.FILLING, 0, 0, self._copy)
         self.catalog.set_words(one(entry), np.uint64(filling if set_to is None else set_to))
         ids, tiers = one(entry), np.zeros(1, dtype=np.uint32)
         copies = np.array([self._copy], dtype=np.uint64)
+        peers = np.full(lib.MONARCH_ASKED, -1, dtype=np.int32)
+        peers[0] = asked
         lib.monarch_engine_submit(
             self.c,
             self.catalog.c,
@@ -80,7 +89,7 @@ class Engine:
             pointer(tiers),
             pointer(copies),
             ffi.NULL,
-            ffi.NULL,
+            pointer(peers),
         )
         return self._copy
 
@@ -118,10 +127,10 @@ class Engine:
         lib.monarch_want_file(self.clients, entry)
         self.demand(entry, entry if place is None else place)
 
-    def demand(self, entry: int, place: int) -> None:
-        """Demands the file's first unit without marking the file as wanted."""
+    def demand(self, entry: int, place: int, unit: int = 0) -> None:
+        """Demands a unit of the file without marking the file as wanted."""
         self._tag = (self._tag + 2) % 4096
-        self.clients.demand[place] = (entry + 1) << 32 | self._tag
+        self.clients.demand[place] = (entry + 1) << 32 | unit << 12 | self._tag
         lib.monarch_ring_engine(self.clients)
 
     def take_handovers(self) -> socket.socket:

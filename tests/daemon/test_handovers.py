@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -149,6 +150,10 @@ def present(session: Session) -> int:
     return int(session.status()["sources"][0]["present"])
 
 
+def has_copies(session: Session, number: int) -> bool:
+    return present(session) == number
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_source_sees_one_open_and_every_byte_once(
     session: Session, source: Directory, way: str
@@ -164,6 +169,24 @@ def test_the_source_sees_one_open_and_every_byte_once(
     source.reset()
     read(session, source, way, *seeds)
     assert source.counts()["open"] == source.counts()["bytes_read"] == 0
+
+
+def takers(session: Session) -> int:
+    """Returns how many of the daemon's threads take descriptors."""
+    names = Path("/proc", str(session.status()["pid"]), "task").glob("*/comm")
+    return [name.read_text() for name in names].count("monarch-take\n")
+
+
+def test_no_more_threads_than_descriptors_that_come_at_once(
+    session_factory: Factory, own_source: SlowSource
+) -> None:
+    """One thread takes a descriptor, and another waits for the next."""
+    session = session_factory(own_source.mountpoint).start()
+    session.wait_scanned()
+    for seed in range(1, MANY + 1):
+        read(session, own_source, "read", seed)
+        wait_until(partial(has_copies, session, seed), what="the copy")
+    assert 1 <= takers(session) <= 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -25,7 +26,12 @@ from monarch_py.daemon.plans.tracker import Found, PlanTracker
 from monarch_py.plan import NEVER, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
-from monarch_py.plan.samplers import DistributedSampler, SequentialSampler, SubsetRandomSampler
+from monarch_py.plan.samplers import (
+    NONE,
+    DistributedSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 BATCH = 8
 
@@ -309,6 +315,32 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
             opens([tracker], turn)
             assert tracker.state != "dropped"
     assert (tracker.state, tracker.number) == ("following", len(tracker.layout) - 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "right"), [((2000, 2000), 0), ((1030, 2000), 1), ((2000, 1030), 0)]
+)
+def test_a_search_finds_the_run_that_most_of_the_opens_fit(
+    lengths: tuple[int, int], right: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job opens the files 1000 to 1039. Two epochs of the plan read the first `lengths` files
+    in order. If both read all the files that the job opens, the job is in the first of them."""
+    loader = Loader(SequentialSampler(2000), 1, BATCH)
+    tracker = course_of(PlanPart("training", 0, loader), files=2000, epochs=2)
+    run = tracker.draw(0)
+    runs = [
+        replace(
+            run,
+            units=run.units[:n],
+            starts=run.starts[:n],
+            place=np.where(run.place < n, run.place, NONE),
+        )
+        for n in lengths
+    ]
+    monkeypatch.setattr(tracker, "draw", runs.__getitem__)
+    for low in range(1000, 1040, 4):
+        opens([tracker], range(low, low + 4))
+    assert (tracker.state, tracker.number) == ("following", right)
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:

@@ -127,3 +127,42 @@ def test_a_mapping_is_of_the_file_that_its_descriptor_was_of(
     assert done.stderr == "waited\n"
     assert done.returncode == 0
     assert bytes.fromhex(done.stdout) == (source.backing / "1").read_bytes()[:64]
+
+
+MAPS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+V, N, I = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mmap.argtypes = [V, N, I, I, I, ctypes.c_long]
+SIZE, PAGE = 2 << 20, 4096
+
+def mapped(name, prot, flags, at=None, offset=0):
+    fd = os.open(os.path.join(sys.argv[1], name), os.O_RDONLY)
+    at = libc.mmap(at, SIZE - offset, prot, flags, fd, offset)
+    assert at != V(-1).value, os.strerror(ctypes.get_errno())
+    for line in open("/proc/self/maps"):
+        if int(line.split("-")[0], 16) == at:
+            words = line.split(None, 5)
+            place = "copy" if "/c/" in words[5] else words[5].strip()
+            print(words[1], int(words[2], 16), place, ctypes.string_at(at, 64).hex())
+
+free = libc.mmap(None, 2 * SIZE, 0, 34, -1, 0)  # PRIVATE | ANONYMOUS
+mapped("1", 1, 1)  # READ, SHARED
+mapped("2", 3, 2)  # READ | WRITE, PRIVATE
+mapped("same", 1, 2 | 16, free + SIZE, 16 * PAGE)  # READ, PRIVATE | FIXED
+"""
+
+
+def test_a_mapping_that_waited_is_as_it_was_asked_for(
+    in_units: Session, source: SlowSource
+) -> None:
+    source.latency(read=LATENCY_S / 32)
+    lines = in_units.python(MAPS, source.mountpoint).splitlines()
+    assert in_units.totals()["waits"] >= 3
+    for line, name, right in zip(
+        lines, ("1", "2", "same"), ("r--s 0", "rw-p 0", "r--p 65536"), strict=True
+    ):
+        at = int(right.split()[1])
+        content = (source.backing / name).read_bytes()[at : at + 64].hex()
+        assert line == f"{right} copy {content}"

@@ -86,3 +86,5 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
     assert sum(counts(cluster, "taken_over_files")) == sum(counts(cluster, "passed_on_files"))
     assert sum(counts(cluster, "own_files")) == FILES
     assert read_once(cluster) <= 0.02
+    warnings = [node.log.read_text().count("lower the tiers' quotas") for node in cluster.nodes]
+    assert warnings == [int(rank == FULL) for rank in range(NODES)]

@@ -200,6 +200,15 @@ def connect(server: FileServer, secret: bytes = SECRET) -> Line:
     return Line(connection, keys)
 
 
+def adopted(server: FileServer) -> Line:
+    """Returns one end of a pair of Unix sockets, of which the server has adopted the other end."""
+    mine, theirs = socket.socketpair()
+    keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
+    assert lib.monarch_peer_server_adopt(server._server, theirs.detach(), keys) == 0
+    mine.settimeout(5)
+    return Line(mine, NO_KEYS)
+
+
 def request(file: FileId, **fields: Any) -> bytes:
     """Returns the bytes of a request that come before its seal.
 

@@ -21,6 +21,7 @@ from peers.offers import (
     FRAME_BYTES,
     Line,
     Offer,
+    adopted,
     assert_serves,
     bare,
     connect,
@@ -333,20 +334,36 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
     asked = [file for file in files for _ in range(sized(50, 100))]
     with connect(server) as line:
         line.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
-        line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
-        # Wait until the server stops sending, because the socket buffers are full.
-        sent = -1
-        while sent != (sent := server.counts()["bytes"]):
-            time.sleep(0.1)
-        assert sent < sum(file.id.size for file in asked)
-        for tag, file in enumerate(asked):
-            assert read_frame(line) == (lib.MONARCH_PEER_DATA, tag, file.id.size)
-            assert take(line, file.id.size) == file.content
-            total = take(line, FRAME_BYTES)
-            said = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_SUM, tag, xxh3(file.content))
-            assert total == line.hears.seal(said, content_digest(file.content))
-            assert read_frame(line) == (lib.MONARCH_PEER_END, tag, PeerStatus.OK)
-        assert server.counts()["bytes"] == sum(file.id.size for file in asked)
+        take_late(server, line, asked)
+
+
+def take_late(server: FileServer, line: Line, asked: list[Offer]) -> None:
+    """Requests the files, and takes the answers when the socket has no room for more of them."""
+    line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
+    # Wait until the server stops sending, because the socket buffers are full.
+    sent = -1
+    while sent != (sent := server.counts()["bytes"]):
+        time.sleep(0.1)
+    assert sent < sum(file.id.size for file in asked)
+    for tag, file in enumerate(asked):
+        assert read_frame(line) == (lib.MONARCH_PEER_DATA, tag, file.id.size)
+        assert take(line, file.id.size) == file.content
+        total = take(line, FRAME_BYTES)
+        said = FRAME.pack(lib.MONARCH_PEER_FRAME, lib.MONARCH_PEER_SUM, tag, xxh3(file.content))
+        assert total == line.hears.seal(said, content_digest(file.content))
+        assert read_frame(line) == (lib.MONARCH_PEER_END, tag, PeerStatus.OK)
+    assert server.counts()["bytes"] == sum(file.id.size for file in asked)
+
+
+def test_answers_of_which_no_byte_is_accepted_are_sent_later(
+    server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
+) -> None:
+    """A Unix socket accepts all bytes of a call or none."""
+    server = server_factory(stall_s=20.0)
+    sizes = [200, 20_001, SMALL]
+    files = [offer(os.urandom(size), i + 1).share(server) for i, size in enumerate(sizes)]
+    with adopted(server) as line:
+        take_late(server, line, files * 200)
 
 
 def test_a_flood_of_requests_takes_no_memory(serving: tuple[FileServer, Offer]) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from csrc.building import ROOT, cc
 from peers.offers import Seals
 
 from monarch_py.native import ffi, lib
@@ -28,3 +34,35 @@ def test_a_digest_is_no_seal_of_its_own() -> None:
     digest = bytes(range(16))
     said = {Seals(bytes(16)).seal(b"frame", vouched)[5:] for vouched in (b"", digest, digest[::-1])}
     assert len(said) == 3
+
+
+# Prints whether there is a libcrypto that can be used, and the file that is loaded.
+FIND = """
+from monarch_py.native import lib
+is_there = lib.monarch_mac_is_there()
+loaded = [line.split()[-1] for line in open("/proc/self/maps") if "libcrypto" in line]
+print(is_there, loaded[-1] if loaded else "")
+"""
+
+
+def found(libraries: Path) -> tuple[int, Path]:
+    """Looks for libcrypto in a new process, first in the directory `libraries`."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    words = [sys.executable, "-c", FIND]
+    done = subprocess.run(
+        words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    is_there, _, path = done.stdout.strip().partition(" ")
+    return int(is_there), Path(path)
+
+
+def test_a_libcrypto_that_lacks_functions_is_passed_over(tmp_path: Path) -> None:
+    is_there, real = found(tmp_path)
+    assert is_there
+    (tmp_path / "few.c").write_text("void *EVP_CIPHER_CTX_new(void) { return 0; }\n")
+    for name in ("libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"):
+        cc("-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "few.c")
+    assert found(tmp_path)[0] == 0
+    (tmp_path / "libcrypto.so.1.1").unlink()
+    (tmp_path / "libcrypto.so.1.1").symlink_to(real)
+    assert found(tmp_path)[0] == 1

@@ -36,6 +36,56 @@ def test_the_loop_turns_while_the_source_is_asked(
     wait_until(is_known, what="the file")
 
 
+OPENS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.fopen.restype = libc.fopen64.restype = libc.freopen.restype = ctypes.c_void_p
+null = ctypes.c_void_p(libc.fopen(b"/dev/null", b"r"))
+ways = {
+    "open": lambda path: os.open(path, os.O_RDONLY),
+    "open_at": lambda path: os.open(b"late", os.O_RDONLY, dir_fd=os.open(".", os.O_RDONLY)),
+    "open_relative": lambda path: os.open(b"late", os.O_RDONLY),
+    "fopen": lambda path: libc.fopen(path, b"r"),
+    "fopen64": lambda path: libc.fopen64(path, b"rb"),
+    "fopen_relative": lambda path: libc.fopen(b"late", b"r"),
+    "freopen": lambda path: libc.freopen(path, b"r", null),
+}
+for way in sys.argv[2:]:
+    os.chdir(os.path.join(sys.argv[1], way))
+    opened = ways[way](os.path.join(os.getcwdb(), b"late"))
+    if way.startswith("open"):
+        assert len(os.read(opened, 2000)) == 1000
+        os.close(opened)
+    else:
+        stream, memory = ctypes.c_void_p(opened), ctypes.create_string_buffer(2000)
+        assert libc.fread(memory, 1, 2000, stream) == 1000
+        libc.fclose(stream)
+"""
+WAYS = ("open", "open_at", "open_relative", "fopen", "fopen64", "fopen_relative", "freopen")
+
+
+def test_every_way_to_open_tells_of_a_file(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    """Each way has a directory of its own: a directory in which many files are opened is listed."""
+    slow = slow_factory()
+    for way in WAYS:
+        Files(slow.backing).add(f"{way}/early", 1000)
+    session = session_factory(slow.mountpoint).start()
+    session.wait_scanned()
+    for way in WAYS:
+        Files(slow.backing).add(f"{way}/late", 1000)
+    slow.latency(open=0.01)
+    session.python(OPENS, slow.mountpoint, *WAYS)
+
+    def unknown() -> list[str]:
+        generation = session.connection.ask("where")["generation"]
+        catalog = CatalogReader.open(session.paths, generation)
+        return [way for way in WAYS if catalog.find(0, f"{way}/late") < 0]
+
+    wait_until(lambda: not unknown(), what="all files")
+
+
 class Source:
     """A source that gives one answer for each release of `lets`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from support.mounts import Mounts
 
 from monarch_py.arrays import ENTRY, pointer
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.native import Kind, ffi, lib
+from monarch_py.ipc import word
+from monarch_py.native import Kind, Reason, State, ffi, lib
 from monarch_py.scan.walk import Walk
 
 LATENCY_S = 0.01
@@ -204,6 +206,67 @@ def test_a_link_that_cannot_be_read_is_an_error() -> None:
             os.close(root)
     finally:
         os.waitpid(process, 0)
+
+
+def plant_kinds(top: Path) -> list[str]:
+    """Makes a file of each kind, with different times, and returns their names."""
+    (top / "file").write_bytes(b"x" * 5000)
+    os.truncate(top / "file", 1 << 20)
+    (top / "hard").hardlink_to(top / "file")
+    (top / "file").chmod(0o4751)
+    (top / "empty").touch()
+    (top / "directory").mkdir(mode=0o1770)
+    (top / "directory/below").mkdir()
+    (top / "link").symlink_to("directory/below")
+    os.mkfifo(top / "fifo", 0o600)
+    names = ["file", "hard", "empty", "directory", "directory/below", "link", "fifo"]
+    for number, name in enumerate(names):
+        times = 10**18 + number, -(10**18) - 2 * number  # the second one is before 1970
+        os.utime(top / name, ns=times, follow_symlinks=False)
+        if os.geteuid() == 0:
+            os.chown(top / name, 1000 + number, 2000 + number, follow_symlinks=False)
+    return names
+
+
+def look(root: Path, name: str) -> Any:
+    """Returns the entry that a look at the file makes."""
+    entry, target = np.zeros(1, dtype=ENTRY), ffi.new("char[4096]")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert lib.monarch_stat_entry(fd, 2, name.encode(), pointer(entry), target, 4096) == 0
+    finally:
+        os.close(fd)
+    if entry["kind"] == Kind.LINK:
+        assert ffi.string(target).decode() == os.readlink(root / name)
+    return entry[0]
+
+
+def test_a_look_at_a_file_finds_its_attributes(tmp_path: Path) -> None:
+    kinds = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIR, stat.S_IFLNK: Kind.LINK}
+    for name in plant_kinds(tmp_path):
+        right = (tmp_path / name).lstat()
+        found = look(tmp_path, name)
+        for field in ("ino", "size", "blocks", "mode", "uid", "gid", "nlink"):
+            assert found[field] == getattr(right, f"st_{field}"), (name, field)
+        for field in ("atime_ns", "mtime_ns", "ctime_ns"):
+            assert found[field] == getattr(right, f"st_{field}"), (name, field)
+        assert found["blksize"] * 512 == right.st_blksize
+        assert found["kind"] == kinds.get(stat.S_IFMT(right.st_mode), Kind.OTHER)
+        assert (found["source"], found["word"]) == (2, 0)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("year_s", [-9_000_000_001, 9_000_000_001])
+def test_a_time_that_no_entry_can_hold_leaves_the_file_to_its_source(
+    mounts: Mounts, which: int, year_s: int
+) -> None:
+    root = mounts.tmpfs("root", 1 << 20)
+    (root / "file").touch()
+    times = [0, 0]
+    times[which] = year_s
+    os.utime(root / "file", (times[0], times[1]))
+    assert (root / "file").stat()[stat.ST_ATIME + which] == year_s
+    assert look(root, "file")["word"] == word.make(State.BYPASS, Reason.UNSUPPORTED)
 
 
 # The first part is passed over. Each of the others is an error, because it does not name a

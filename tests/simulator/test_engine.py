@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.machine import FAST, Machine, job, run, scenario
 from simulator.model import NONE, Places, fetch_seconds
+from support import draws
 from support.draws import examples
 
 from monarch_py.policies.named import POLICIES
@@ -82,6 +83,45 @@ def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: 
     parts = run(machine, sizes, samples.reshape(epochs, 1, 8, 1).tolist(), STAGED)
     whole = run(machine, sizes, samples.reshape(1, 1, -1, 1).tolist(), STAGED)
     assert parts.epoch_end[-1] == pytest.approx(whole.epoch_end[0])
+
+
+def epoch_ends(
+    sizes: list[int], steps: int, staging: int, read: float, compute: float
+) -> list[float]:
+    """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
+    after the other. A sample is read when there is room for it, which samples that are in use or
+    were used make, and when the epoch before the last one has ended."""
+    read_end, ends, held = 0.0, [0.0], 0
+    used: list[float] = []  # when each sample's use begins
+    gone = 0  # samples that have left the buffer
+    for number, size in enumerate(sizes):
+        begin = read_end
+        if number >= 2 * steps:
+            begin = max(begin, ends[(number // steps - 1) * steps])
+        while gone < number and held + size > staging:
+            begin = max(begin, used[gone])
+            held -= sizes[gone]
+            gone += 1
+        held += size
+        read_end = begin + size / read
+        used.append(max(ends[-1], read_end))
+        ends.append(used[-1] + size / compute)
+    return ends[steps::steps]
+
+
+@pytest.mark.parametrize("seed", draws.seeds(200, few=25))
+def test_a_node_with_any_staging_buffer(seed: int) -> None:
+    """Buffers hold a sample or several epochs, and reading or computing takes longer."""
+    random = np.random.default_rng(seed)
+    epochs, steps = random.integers(1, (12, 9)).tolist()
+    samples = np.arange(epochs * steps)
+    sizes = np.exp(random.uniform(0, 4, len(samples))).astype(int).tolist()
+    staging = int(max(sizes) * random.uniform(1, 20))
+    compute = float(random.uniform(7, 14))
+    machine = Machine({1: 10}, compute=compute, staging=staging)
+    measured = run(machine, sizes, samples.reshape(epochs, 1, steps, 1).tolist(), STAGED)
+    right = epoch_ends(sizes, steps, staging, 10, compute)
+    assert measured.epoch_end.tolist() == pytest.approx(right)
 
 
 def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:

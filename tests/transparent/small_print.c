@@ -3,23 +3,30 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <limits.h>
 #include <linux/fs.h>
 #include <linux/openat2.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+#include <utime.h>
 
 enum { ROOM = 1 << 20 };
 static char *buf;
@@ -192,6 +199,131 @@ static void maps(void) {
     m = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 4096);
     SAY(mprotect(m, 4096, PROT_WRITE));
     SAY(m[4096 + 7]);
+}
+
+static void advice(void) {
+    static const int given[] = {MADV_NORMAL,   MADV_RANDOM,   MADV_SEQUENTIAL,
+                                MADV_WILLNEED, MADV_DONTNEED, 99};
+    char *m = mmap(NULL, 3 * 4096, PROT_READ, MAP_PRIVATE, fd, 0), *none = (char *)4096;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        SAY(madvise(m, 4096, given[i]));
+        SAY(madvise(m + 1, 4096, given[i]));
+        SAY(madvise(none, 4096, given[i]));
+        SAY(posix_madvise(m, 4096, given[i]));
+        SAY(posix_madvise(m + 1, 4096, given[i]));
+        SAY(posix_madvise(none, 4096, given[i]));
+    }
+    SAY(mlock(m, 4096));
+    SAY(mlock(none, 4096));
+    SAY(mlock2(m, 4096, 0));
+    SAY(mlock2(m, 4096, 99));
+    SAY(munlock(m, 4096));
+    SAY(mlockall(0));
+    SAY(munlockall());
+    SAY(pkey_mprotect(m, 4096, PROT_READ, -1));
+    SAY(pkey_mprotect(m, 4096, PROT_READ, 99));
+    SAY(remap_file_pages(m, 4096, 0, 1, 0));
+    SAY(mremap(m + 1, 4096, 8192, 0) == MAP_FAILED);
+    SAY(mremap(m, 3 * 4096, 0, 0) == MAP_FAILED);
+    SAY(mremap(m, 3 * 4096, 4096, 0) == m);
+    SAY(munmap(m, 4096));
+}
+
+/* Calls with a path that leads nowhere. */
+static void nowhere(const char *path) {
+    struct timeval times[2] = {{1, 1}, {1, 1}};
+    struct timespec exact[2] = {{1, 1}, {1, 1}};
+    struct utimbuf old = {1, 1};
+    struct file_handle handle = {.handle_bytes = 0};
+    struct dirent **listed;
+    const char *whole = in(path);
+    char *template = malloc(strlen(whole) + 8);
+    int mount, dir = open(base, O_RDONLY | O_DIRECTORY);
+    printf("nowhere: %s\n", path);
+    SAY(access(whole, R_OK));
+    SAY(eaccess(whole, R_OK));
+    SAY(euidaccess(whole, W_OK));
+    SAY(faccessat(dir, path, X_OK, AT_EACCESS));
+    SAY(chdir(whole));
+    SAY(chroot(whole));
+    SAY(chmod(whole, 0600));
+    SAY(lchmod(whole, 0600));
+    SAY(fchmodat(dir, path, 0600, 0));
+    SAY(chown(whole, 1, 1));
+    SAY(lchown(whole, 1, 1));
+    SAY(fchownat(dir, path, 1, 1, AT_SYMLINK_NOFOLLOW));
+    SAY(utime(whole, &old));
+    SAY(utimes(whole, times));
+    SAY(lutimes(whole, times));
+    SAY(futimesat(dir, path, times));
+    SAY(utimensat(dir, path, exact, 0));
+    SAY(utimensat(dir, path, exact, AT_SYMLINK_NOFOLLOW));
+    SAY(truncate(whole, 0));
+    SAY(creat(whole, 0600));
+    SAY(mkdir(whole, 0700));
+    SAY(mkdirat(dir, path, 0700));
+    SAY(mkfifo(whole, 0600));
+    SAY(mkfifoat(dir, path, 0600));
+    SAY(mknod(whole, S_IFREG | 0600, 0));
+    SAY(mknodat(dir, path, S_IFREG | 0600, 0));
+    SAY(link(in("f"), whole));
+    SAY(link(whole, in("new")));
+    SAY(linkat(dir, path, dir, "new", 0));
+    SAY(symlink("f", whole));
+    SAY(symlinkat("f", dir, path));
+    SAY(rename(whole, in("new")));
+    SAY(rename(in("f"), whole));
+    SAY(renameat(dir, path, dir, "new"));
+    SAY(renameat2(dir, "f", dir, path, RENAME_NOREPLACE));
+    SAY(unlink(whole));
+    SAY(unlinkat(dir, path, AT_REMOVEDIR));
+    SAY(rmdir(whole));
+    SAY(remove(whole));
+    SAY(getxattr(whole, "user.x", buf, 10));
+    SAY(lgetxattr(whole, "user.x", buf, 10));
+    SAY(listxattr(whole, buf, 10));
+    SAY(llistxattr(whole, buf, 10));
+    SAY(setxattr(whole, "user.x", "y", 1, 0));
+    SAY(lsetxattr(whole, "user.x", "y", 1, 0));
+    SAY(removexattr(whole, "user.x"));
+    SAY(lremovexattr(whole, "user.x"));
+    SAY(stat(whole, (struct stat *)buf));
+    SAY(lstat(whole, (struct stat *)buf));
+    SAY(statfs(whole, (struct statfs *)buf));
+    SAY(statvfs(whole, (struct statvfs *)buf));
+    SAY(readlink(whole, buf, 10));
+    SAY(realpath(whole, NULL) == NULL);
+    SAY(canonicalize_file_name(whole) == NULL);
+    SAY(name_to_handle_at(dir, path, &handle, &mount, 0));
+    SAY(inotify_add_watch(inotify_init1(0), whole, IN_MODIFY));
+    SAY(scandir(whole, &listed, NULL, NULL));
+    SAY(scandirat(dir, path, &listed, NULL, alphasort));
+    SAY(mkstemp(strcat(strcpy(template, whole), "XXXXXX")));
+    SAY(mkostemp(strcat(strcpy(template, whole), "XXXXXX"), O_CLOEXEC));
+    SAY(mkdtemp(strcat(strcpy(template, whole), "XXXXXX")) == NULL);
+    close(dir);
+}
+
+/* Calls with a descriptor that is none, and calls that change the process. */
+static void nothing(void) {
+    struct timeval times[2] = {{1, 1}, {1, 1}};
+    SAY(fchmod(-1, 0600));
+    SAY(fchown(-1, 1, 1));
+    SAY(futimens(-1, NULL));
+    SAY(futimes(-1, times));
+    SAY(fsetxattr(-1, "user.x", "y", 1, 0));
+    SAY(fremovexattr(-1, "user.x"));
+    SAY(fstatfs(-1, (struct statfs *)buf));
+    SAY(fstatvfs(-1, (struct statvfs *)buf));
+    SAY(open_by_handle_at(-1, bad, O_RDONLY) == -1);
+    SAY(setgroups((size_t)minus, NULL) == -1);
+    SAY(setgid((gid_t)minus));
+    SAY(setegid((gid_t)minus));
+    SAY(setregid((gid_t)minus, (gid_t)minus));
+    SAY(setresgid((gid_t)minus, (gid_t)minus, (gid_t)minus));
+    SAY(setns(-1, 0));
+    SAY(unshare(0));
+    SAY(unshare(1));
 }
 
 static void moves(void) {
@@ -393,6 +525,7 @@ int main(int argc, char **argv) {
     changes();
     controls();
     maps();
+    advice();
     moves();
     duplicates();
     opens();
@@ -400,5 +533,9 @@ int main(int argc, char **argv) {
     locks();
     streams();
     listings();
+    /* At the end: what might have changed f lets the library read it from the source. */
+    nowhere("nope/x");
+    nowhere("f/x");
+    nothing();
     return 0;
 }

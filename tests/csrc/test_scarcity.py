@@ -1,0 +1,39 @@
+"""The parts of the daemon where memory, threads or descriptors are lacking: each is made or refused
+as a whole, and leaves nothing behind. The daemon can then say what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_COMPILED, build_program, compile_all
+
+CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
+
+
+# The parts, and how many calls there are at least that can fail while one is made.
+PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan": 5}
+
+
+def build(place: Path) -> Path:
+    objects = []
+    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
+    for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
+        within = place / f"shared_{is_shared}"
+        within.mkdir()
+        sources = [CSRC / name for name in NATIVE if (name in PRELOAD) == is_shared]
+        objects += compile_all(within, sources, flags)
+    flags = ["-pthread", "-ldl", "-lm", *(f"-Wl,--wrap={call}" for call in CALLS)]
+    return build_program(place / "scarce", *objects, HERE / "scarce.c", flags=flags)
+
+
+def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    program, source = build(tmp_path), tmp_path / "source"
+    for number in range(20):
+        (source / f"d{number}").mkdir(parents=True)
+        (source / f"d{number}/f").touch()
+    for part, least in PARTS.items():
+        words = [str(program), part, str(source)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), part
+        assert int(done.stdout) >= least, part
