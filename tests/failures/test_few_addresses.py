@@ -86,7 +86,9 @@ def test_doctor_says_it(
     session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {resource.RLIMIT_AS: 200 * MIB, resource.RLIMIT_NOFILE: 4096}
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (limits.get(which, resource.RLIM_INFINITY),) * 2
+    )
     (found,) = [each for each in examine(session_factory(tree).config) if each.what == "limits"]
     assert (found.level, found.found) == ("problem", "address space limited to 200 MiB")
     assert found.hint == "run ulimit -v unlimited; a daemon needs 512 MiB"
