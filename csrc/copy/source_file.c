@@ -206,17 +206,15 @@ static int may_read_directly(const struct fill *f, uint64_t n) {
 /* Returns whether O_DIRECT is better for such a file of this source. */
 static int is_direct_better(struct monarch_engine *e, unsigned source) {
     uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
-                       ~__atomic_load_n(&e->undirect_sources, __ATOMIC_RELAXED);
+                       ~__atomic_load_n(&e->buffered_sources, __ATOMIC_RELAXED);
     return sources >> source & 1 &&
-           __atomic_add_fetch(&e->directly[source], 1, __ATOMIC_RELAXED) % PROBED;
+           __atomic_add_fetch(&e->awaited_files[source], 1, __ATOMIC_RELAXED) % PROBED;
 }
 
 /* Reads the whole file, of `n` bytes, with O_DIRECT into `buffer`, which is page-aligned and has
  * MONARCH_CHUNK bytes. Returns whether all bytes were read. If not, the file system does not
- * support this read, the file is shorter, or the source has failed; then O_DIRECT is used for no
- * further file of the source. */
-static int read_directly(struct monarch_engine *e, const struct job *job, int fd, char *buffer,
-                         uint64_t n) {
+ * support this read, the file is shorter, or the source has failed. */
+static int read_directly(int fd, char *buffer, uint64_t n) {
     size_t whole = (n + DIRECT_ROUND - 1) / DIRECT_ROUND * DIRECT_ROUND;
     int flags = fcntl(fd, F_GETFL);
     ssize_t got = -1;
@@ -224,13 +222,11 @@ static int read_directly(struct monarch_engine *e, const struct job *job, int fd
         got = pread(fd, buffer, whole, 0);
         fcntl(fd, F_SETFL, flags);
     }
-    if (got < (ssize_t)n)
-        __atomic_fetch_or(&e->undirect_sources, 1U << job->entry.source, __ATOMIC_RELAXED);
     return got >= (ssize_t)n;
 }
 
 void monarch_engine_direct_io(struct monarch_engine *e, int may) {
-    __atomic_store_n(&e->undirect_sources, may ? 0 : UINT32_MAX, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->buffered_sources, may ? 0 : UINT32_MAX, __ATOMIC_RELAXED);
 }
 
 /* --- reads through the page cache ------------------------------------------------------------- */
@@ -376,7 +372,8 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     monarch_acquire_rate(e, n);
     uint64_t began_ns = monarch_now_ns();
     int may = may_read_directly(f, n);
-    int is_direct = may && is_direct_better(e, source) && read_directly(e, f->job, from, buffer, n);
+    int is_tried = may && is_direct_better(e, source);
+    int is_direct = is_tried && read_directly(from, buffer, n);
     ssize_t got =
         is_direct ? (ssize_t)n : monarch_read_source(e, f->job, from, buffer, n, (off_t)at);
     uint64_t took_ns = monarch_now_ns() - began_ns;
@@ -387,6 +384,8 @@ static ssize_t read_from_source(struct monarch_engine *e, struct fill *f, int fr
     monarch_leave(&v, got > 0 ? (uint64_t)got : 0);
     if (got == (ssize_t)n)
         note_read(e, n);
+    if (is_tried && !is_direct && got == (ssize_t)n) /* only O_DIRECT has failed */
+        __atomic_fetch_or(&e->buffered_sources, 1U << source, __ATOMIC_RELAXED);
     return got;
 }
 

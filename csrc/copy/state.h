@@ -42,16 +42,17 @@ struct monarch_engine {
     struct monarch_fills *fills;
     struct pack *pack[MONARCH_MAX_SOURCES]; /* by source; NULL for none, see pack.h */
     struct endpoint *endpoint; /* by index: the sources, then each peer by its number; see flow.h */
-    /* Both atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
+    /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
      * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: of
      * the recent files that could be read with O_DIRECT but were read through the page cache, the
      * share for which the page cache had to ask the source. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
     /* Both atomic, a bit per source. awaited_sources: set if `awaited` exceeds one half.
-     * undirect_sources: set if the source's files cannot be read with O_DIRECT. */
-    uint32_t awaited_sources, undirect_sources;
-    /* atomic, by source: the number of files for which O_DIRECT was better, see PROBED */
-    uint32_t directly[MONARCH_MAX_SOURCES];
+     * buffered_sources: set if the source's files cannot be read with O_DIRECT. */
+    uint32_t awaited_sources, buffered_sources;
+    /* atomic, by source: the number of files that could be read with O_DIRECT while the source's
+     * bit in awaited_sources was set */
+    uint32_t awaited_files[MONARCH_MAX_SOURCES];
     /* by source: number of fills whose duration was noted in `fast` */
     uint32_t judged[MONARCH_MAX_SOURCES];
 };

@@ -379,7 +379,7 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     the bell itself. The peer that the thread has left has room again for orders that were set
  *     aside, and no other ring will come for these orders.
  *   - A thread that has all roles of its origin and finds no work need not wake others, because
- * there is nothing that they could do.
+ *     there is nothing that they could do.
  *   - A demand whose file has no order counts as work of both origins, until a thread has ordered a
  *     fill of the file or left the file to the daemon's loop (grant.c). */
 

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -127,6 +127,18 @@ def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
         libraries = [flag for flag in flags if flag.startswith("-l")]
         cc(*flags, "-o", out, *objects, *libraries)
     return out
+
+
+def compile_native(place: Path, names: Iterable[str]) -> list[Path]:
+    """Compiles files of the daemon's C part, without optimization, and returns their objects."""
+    objects, names = [], list(names)
+    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
+    for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
+        within = place / f"shared_{is_shared}"
+        within.mkdir()
+        sources = [CSRC / name for name in names if (name in PRELOAD) == is_shared]
+        objects += compile_all(within, sources, flags)
+    return objects
 
 
 def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:

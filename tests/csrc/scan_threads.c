@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "native.h"
+#include "scanning.h"
 
 static int left;
 
@@ -33,26 +34,15 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 }
 
 int main(int argc, char **argv) {
-    struct timespec pause = {0, 1000000};
     uint32_t doorbell = 0;
     uint64_t entries = 0;
-    int finished = 0, error = 0;
+    int error = 0;
     int root = open(argc == 4 ? argv[1] : "", O_RDONLY | O_DIRECTORY);
     if (root < 0)
         return 2;
     left = atoi(argv[3]);
     struct monarch_scan *s = monarch_scan_start(root, 0, atoi(argv[2]), 0, &doorbell);
-    if (s)
-        monarch_scan_allow(s, -1, -1);
-    for (int i = 0; s && !finished && i < 10000; i++) {
-        struct monarch_batch *b = monarch_scan_take(s, &finished);
-        if (b)
-            entries += b->count;
-        else
-            nanosleep(&pause, NULL);
-        monarch_batch_free(b);
-    }
-    if (!finished)
+    if (!s || !scan_to_end(s, &entries))
         return 1;
     uint64_t errors = monarch_scan_errors(s, &error);
     monarch_scan_stop(s, 60000);

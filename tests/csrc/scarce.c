@@ -16,12 +16,12 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "native.h"
 #include "peers/mac.h"
 #include "peers/peers.h"
+#include "scanning.h"
 #include "serving/serving.h"
 #include "simulator/simulator.h"
 
@@ -169,23 +169,12 @@ static int simulator(const char *directory) {
 
 /* A scan that lacks memory on its way has found everything, or has counted an error. */
 static int scan(const char *directory) {
-    struct timespec pause = {0, 1000000};
     uint32_t doorbell = 0;
     uint64_t entries = 0;
     static uint64_t whole; /* the first scan lacks nothing */
-    int finished = 0, error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
+    int error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &doorbell);
-    if (s)
-        monarch_scan_allow(s, -1, -1);
-    for (int i = 0; s && !finished && i < 10000; i++) {
-        struct monarch_batch *b = monarch_scan_take(s, &finished);
-        if (b)
-            entries += b->count;
-        else
-            nanosleep(&pause, NULL);
-        monarch_batch_free(b);
-    }
-    if (s && !finished)
+    if (s && !scan_to_end(s, &entries))
         wrong("the scan does not end");
     whole = whole ? whole : entries;
     uint64_t errors = s ? monarch_scan_errors(s, &error) : 1;

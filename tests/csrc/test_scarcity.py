@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_COMPILED, build_program, compile_all
+from csrc.building import HERE, NATIVE, build_program, compile_native
 
 CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
 
@@ -16,13 +16,7 @@ PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan
 
 
 def build(place: Path) -> Path:
-    objects = []
-    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
-    for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
-        within = place / f"shared_{is_shared}"
-        within.mkdir()
-        sources = [CSRC / name for name in NATIVE if (name in PRELOAD) == is_shared]
-        objects += compile_all(within, sources, flags)
+    objects = compile_native(place, NATIVE)
     flags = ["-pthread", "-ldl", "-lm", *(f"-Wl,--wrap={call}" for call in CALLS)]
     return build_program(place / "scarce", *objects, HERE / "scarce.c", flags=flags)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,22 @@ def test_a_file_that_a_program_has_read_is_not_read_again(
     fill(session)
     assert source.counts()["bytes_read"] == COUNT * SIZE
     assert cached_files(source) == COUNT
+
+
+def test_files_that_became_shorter_do_not_end_it(
+    session_factory: Factory, slow_factory: Callable[..., SlowSource]
+) -> None:
+    """The daemon notices at the end of such a file's read that the file has changed. That is no
+    failure of O_DIRECT, which is used for the other files."""
+    source = slow_factory(keep_pages=True, attr_timeout=60)
+    make_files(source.backing, COUNT, SIZE)
+    source.latency(read=0.001)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    for number in range(1, COUNT, 12):
+        os.truncate(source.backing / str(number), SIZE // 2)
+    session.monarch("warm")
+    assert cached_files(source) < COUNT / 2
 
 
 @pytest.mark.parametrize("fault", ["flag", "read", "short"])

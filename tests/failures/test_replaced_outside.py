@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from support.session import Session
 
-# What a process without the library does to `f`, which has a copy.
+# Commands that a process without the library runs. `f` has a copy.
 OUTSIDE = {
     "replaces": "echo outside > t; mv t f",
     "removes": "rm f",
     "renames": "mv f g",
 }
-# What a program under the library does then. Some of the commands fail, as they do without the
-# library. None of them reads `f` before: it would read the old copy, as consistency.md says.
+# Commands that a program under the library runs after that. Some of the commands fail, as they do
+# without the library. No command reads `f` first: it would read the old copy, as consistency.md
+# says.
 INSIDE = {
     "writes": "echo mine > f",
     "appends": "echo mine >> f",

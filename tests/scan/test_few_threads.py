@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import CSRC, HERE, NATIVE, PRELOAD, PRELOAD_COMPILED, build_program, compile_all
+from csrc.building import HERE, NATIVE, build_program, compile_native
 
 # The folders of the C files that a scan consists of.
 PLACES = ("shared/", "clients/", "publish/", "scan/")
@@ -16,14 +16,7 @@ PLACES = ("shared/", "clients/", "publish/", "scan/")
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("scan")
-    names = [name for name in NATIVE if name.startswith(PLACES)]
-    objects = []
-    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
-    for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
-        within = place / f"shared_{is_shared}"
-        within.mkdir()
-        sources = [CSRC / name for name in names if (name in PRELOAD) == is_shared]
-        objects += compile_all(within, sources, flags)
+    objects = compile_native(place, [name for name in NATIVE if name.startswith(PLACES)])
     flags = ["-pthread", "-Wl,--wrap=pthread_create"]
     return build_program(place / "scan_threads", *objects, HERE / "scan_threads.c", flags=flags)
 

@@ -38,8 +38,7 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
     return 1;
 }
 
-/* --- the file that the catalog has at a path ---------------------------------------------------
- */
+/* --- replaced files --------------------------------------------------------------------------- */
 
 /* The catalog's file at a path and the file that is there now differ if a process without the
  * library has replaced or removed the catalog's file, and the daemon has not noticed that yet. The
@@ -62,7 +61,7 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 }
 
 /* Marks the entry, and all entries below it, unless it describes the file `now`, which the caller
- * marks. now: NULL if there is no file now */
+ * marks. now: NULL if there is no file at the path. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];

@@ -1,0 +1,24 @@
+/* Takes everything that a scan finds. */
+#pragma once
+
+#include <time.h>
+
+#include "native.h"
+
+/* Waits until the scan has ended, for some 10 s at most. Returns whether it has ended. *entries
+ * gets the number of entries that it has found. */
+static int scan_to_end(struct monarch_scan *s, uint64_t *entries) {
+    struct timespec pause = {0, 1000000};
+    int finished = 0;
+    *entries = 0;
+    monarch_scan_allow(s, -1, -1);
+    for (int i = 0; !finished && i < 10000; i++) {
+        struct monarch_batch *b = monarch_scan_take(s, &finished);
+        if (b)
+            *entries += b->count;
+        else
+            nanosleep(&pause, NULL);
+        monarch_batch_free(b);
+    }
+    return finished;
+}
