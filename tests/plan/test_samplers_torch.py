@@ -10,7 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
+from monarch_py.arrays import pointer
 from monarch_py.errors import ConfigError
+from monarch_py.native import lib
 from monarch_py.plan import Loader
 from monarch_py.plan.samplers import (
     DistributedSampler,
@@ -21,6 +23,7 @@ from monarch_py.plan.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from monarch_py.plan.samplers._pytorch import Mersenne
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 data = torch.utils.data
@@ -113,6 +116,28 @@ def test_numbers_with_replacement_take_two_draws_from_large_datasets(high: int) 
     for number in range(2):
         expected = torch.randint(high, (70,), generator=g)
         assert ours.epoch(number).tolist() == expected.tolist()
+
+
+@given(st.integers(0, 700), seeds)
+@example(256, 0)
+@example(257, 8)
+@EXAMPLES
+def test_the_permutation_of_a_large_dataset_in_small(length: int, seed: int) -> None:
+    """The algorithm that torch uses for the largest datasets, for a few items, written down a second
+    time. The long test below compares the algorithm itself with torch."""
+    expected: list[int] = []
+    draws = Mersenne(seed).draw64(length).tolist()
+    for item, drawn in enumerate(draws):
+        place = drawn % (item + 1)
+        expected.append(item)
+        expected[item], expected[place] = expected[place], item
+    ours = np.empty(length, dtype=np.int32)
+    mersenne = Mersenne(seed)
+    lib.monarch_torch_randperm(mersenne.handle, 1, pointer(ours), length)
+    assert ours.tolist() == expected
+    after = Mersenne(seed)
+    after.skip(2 * length)
+    assert mersenne.draw(3).tolist() == after.draw(3).tolist()
 
 
 @pytest.mark.long
