@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
  * Each call makes exactly the requested change, at the source. Before the call, the library records
- * two changes: of the file to which a name leads, and of the directory in which a name is made or
- * removed. So no process gets the old copy once the call has returned. */
+ * as changed the file to which the name leads, and the directory that contains the name. So no
+ * process gets the old copy once the call has returned. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -17,9 +17,9 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This is done before the call of chroot. Otherwise, another thread might check during that
-         * call whether it sees the sources (roots.h), and store a result that is wrong after the
-         * call. */
+        /* The process stops using copies before the call of chroot. If it stopped only afterwards,
+         * another thread could check during the call whether it sees the sources (roots.h), and
+         * store a result that is wrong after the call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();

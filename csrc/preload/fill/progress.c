@@ -123,8 +123,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Longest time that is counted for one open or read [ns]. A call that hung says nothing about the
- * next one. */
+/* Longest time that is counted for one open or read [ns]. A call that hung does not show how long
+ * the next call will take. */
 #define MOST_NS 1000000000ULL
 /* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
  * the page cache serves it. */
@@ -138,8 +138,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * returns 0 even if most of the recent opens and reads took less than these limits. So some reads
  * are still timed. */
 #define FOLLOWED 256
-/* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
- * all of them did. */
+/* A share is the fraction of the recent opens, or reads, that took less time than a limit, in units
+ * of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U

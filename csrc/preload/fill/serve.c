@@ -186,7 +186,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* called here, while the prefetched memory is still arriving */
+    monarch_tick(s); /* the prefetched cache lines arrive meanwhile */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);

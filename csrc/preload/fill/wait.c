@@ -51,7 +51,7 @@
  * limit [ns]. */
 #define WHOLE_NS 1000000000ULL
 /* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
-#ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
+#ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 /* Once no byte of the copy is missing, a caller that needs the whole file waits for at most this
@@ -138,8 +138,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits that were read belong to this copy only if the slot still belongs to it: another
-     * copy may have got the slot. */
+    /* Another copy may have got the slot meanwhile. The bits that were just read belong to this
+     * copy only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

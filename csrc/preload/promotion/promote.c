@@ -26,7 +26,7 @@ static uint64_t closing_of(uint64_t dev, uint64_t ino) {
     return (uint64_t)monarch_track_process() << 40 | monarch_mix(ino ^ monarch_mix(dev)) >> 24;
 }
 
-/* Takes a slot. Returns NULL if all slots are in use. */
+/* Stores `mark` in a free slot, and returns the slot. Returns NULL if all slots are in use. */
 static uint64_t *begin_closing(uint64_t mark) {
     for (int i = 0; i < CLOSINGS; i++) {
         uint64_t w = __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST);

@@ -110,7 +110,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* The exchange fails if the daemon has freed the slot, because it took this thread for dead. */
+    /* The exchange fails if the daemon has freed the slot because it assumed that this thread had
+     * died. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

@@ -41,7 +41,7 @@ struct session {
     uint32_t listings;
     /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
     uint32_t needed;
-    uint32_t released; /* atomic; 1: the segments are no longer mapped */
+    uint32_t released; /* atomic; 1: zeros are mapped over the segments, or soon will be */
     /* 1: when the process attached to the session, a tier's path led the process and the daemon to
      * different directories */
     uint32_t distrusts;
