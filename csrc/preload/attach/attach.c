@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. If the process is already attached to the current session,
- * returns `old`. If there is no session that this process can use, returns NULL. Otherwise returns
- * a new session, which no other thread has seen yet. */
+/* Attaches to the current session. `old` is the session to which the process is attached, or NULL.
+ * If the current session is `old`, returns `old`. If there is no session that this process can use,
+ * returns NULL. Otherwise returns a new session, which no other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;

@@ -175,12 +175,12 @@ static uint64_t confinement(void) {
 }
 
 /* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If they have changed, a daemon started now would be as confined as
- * this process, and so of little use to other processes. Also returns 0 in two cases in which a
- * start would do harm. First, a process that adopts orphans (pid 1 or a subreaper) would get the
- * daemon as its child, and its own wait() would report the daemon. Second, after
- * unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first process of the new
- * namespace, and its end would kill all other processes of that namespace. */
+ * when the library was loaded. If they have changed, the process is confined. A daemon that it
+ * started would be confined in the same manner, and so of little use to other processes. The result
+ * is also 0 in two cases in which a start would do harm. First, a process that adopts orphans (pid
+ * 1 or a subreaper) would get the daemon as its child, and its own wait() would report the daemon.
+ * Second, after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first
+ * process of the new namespace, and its end would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);

@@ -104,8 +104,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            /* Not sys_close: the file was opened through REAL(open), so another preloaded library
-             * may have seen the open, and must see the close too. */
+            /* The file was opened through REAL(open), so another preloaded library may have seen
+             * the open. It must see the close too, so sys_close is not used. */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));

@@ -101,10 +101,10 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in namespaces of its own gets no copies, as after unshare. So the child starts in
- * run_in_new_place, which finds the program's function and its argument at the top of the stack. If
- * the child shares memory but was made without CLONE_FS, it is a thread with a root directory of
- * its own. */
+/* A child in namespaces of its own gets no copies, just as a process after unshare gets none. So
+ * the child starts in run_in_new_place, which finds the program's function and its argument at the
+ * top of the stack. If the child shares memory but was made without CLONE_FS, it is a thread with a
+ * root directory of its own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -72,7 +72,7 @@ static int layout_is_as_expected(void) {
 }
 
 static int is_known_layout(void) {
-    static uint32_t known; /* atomic: 1 as expected, 2 not, 0 not checked yet */
+    static uint32_t known; /* atomic. 1: as expected; 2: not as expected; 0: not checked yet */
     uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
         found = layout_is_as_expected() ? 1 : 2;

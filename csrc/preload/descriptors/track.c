@@ -275,13 +275,13 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 }
 
 /* --- seeking -------------------------------------------------------------------------------------
- * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. The descriptor cannot stay pinned for so long. But between the check of its word
- * and the call of lseek, another file must not get the descriptor number, or the call would move
- * that file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that
- * wants to close the descriptor, and finds that the mark stays, checks in /proc whether the call is
- * inside the kernel. The seek is not made on a duplicate, although it would then need no mark:
- * closing the duplicate may have to wait for the source. */
+ * The kernel makes lseek wait while another thread reads from the open file. That read may take as
+ * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
+ * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
+ * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
+ * returns. A thread that wants to close the descriptor, and finds that the mark stays, checks in
+ * /proc whether the call is inside the kernel. A seek on a duplicate of the descriptor would need
+ * no mark, but closing the duplicate may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 

@@ -193,9 +193,10 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Returns whether the calling check must return 0, so that the reads after it are timed. Each
- * thread begins its count at a different number. So even if a program makes a thread for each file,
- * the reads of one in FOLLOWED threads are timed. */
+/* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
+ * so that the reads that follow are timed. Each thread begins its count at a different number. So
+ * even if a program makes a thread for each file, the reads of one in FOLLOWED threads are
+ * timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

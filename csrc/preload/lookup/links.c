@@ -277,9 +277,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
- * is 0 in three cases: the table already has an entry for these bytes, unless the entry says
- * "elsewhere" and is due for a check; the path's text leads into a source; or a relative path may
- * lead into a source. */
+ * is 0 in three cases. First, the table already has an entry for these bytes, and the entry is not
+ * an "elsewhere" that is due for a check. Second, the path's text leads into a source. Third, the
+ * path is relative and may lead into a source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -149,7 +149,7 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
         size_t end;
-        /* The text of the path says where it leads, unless a component is a link. */
+        /* No component of the path is a link, so the path's text shows where the path leads. */
         if (id < 0 && a->len && !a->base &&
             monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
             return MONARCH_UNKNOWN;

@@ -21,7 +21,7 @@ struct slot {
     /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
      * lock. */
     uint32_t state;
-    uint32_t number; /* changes with each change of the slot */
+    uint32_t number; /* gets a new value at each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */
     uint32_t version; /* the entry's version when it described the mapped file */

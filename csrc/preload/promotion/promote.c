@@ -16,8 +16,7 @@
  * open file. That close drops the process's POSIX locks on the file, and may take long, because
  * some file systems ask their server at a close (flush). So a thread that is about to lock the file
  * waits for the close. A slot holds the process's pid << 40 | a hash of the file. A slot is free if
- * it is 0. It is also free if it holds another process's pid: this process has then inherited the
- * slot by a fork. */
+ * it is 0, or if it holds another process's pid: such a slot was inherited by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;

@@ -43,8 +43,8 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 
 unsigned monarch_rank;
 
-/* The launchers' variables, innermost launcher first: torchrun may have been started by mpiexec in
- * a step of Slurm. */
+/* The variables in which launchers store a rank's number. The innermost launcher comes first:
+ * torchrun may have been started by mpiexec in a step of Slurm. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */

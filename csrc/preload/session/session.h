@@ -159,8 +159,10 @@ int monarch_may_hint_scan(const struct session *s);
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line to standard error, at most once in a process. Writes nothing if descriptor 2
- * refers to another file than when the library was loaded. */
+/* Writes one line, which says that all reads go to the source, to standard error. what, name: the
+ * reason, and the path that it concerns. hint: what the user can do. The line is written at most
+ * once in a process, and not at all if descriptor 2 refers to another file than when the library
+ * was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, makes its child processes omit it. Call this only in a
  * constructor, while there is only one thread. */

@@ -26,8 +26,8 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
-/* number of bytes of an environment that are read at a time; small, because the stack may be
- * small */
+/* Number of bytes of an environment that are read at a time. It is small, because the stack may be
+ * small. */
 #define PART_BYTES 1024
 
 /* Returns whether the parent process has probably written the warning already. The library assumes
