@@ -63,8 +63,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* This is a separate function, so that its buffer for a path and the buffer in
- * monarch_changed_names are not on the stack at the same time. */
+/* This is a separate function. Otherwise, its buffer for a path and the buffer in
+ * monarch_changed_names would be on the stack at the same time. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];

@@ -77,8 +77,8 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
     mark_below(s, c, e, __atomic_load_n(&c->count, __ATOMIC_ACQUIRE));
 }
 
-/* Asks the kernel for the path of `fd`, and returns the number of the catalog's entry at that path,
- * or a negative number if there is none. name: a buffer of MONARCH_PATH_MAX bytes. */
+/* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
+ * a negative number if there is none. name: a buffer of MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
@@ -88,8 +88,8 @@ static int64_t find_opened(struct session *s, const struct monarch_catalog **c, 
     return source < 0 ? MONARCH_OUTSIDE : monarch_find(*c, (unsigned)source, rel, strlen(rel));
 }
 
-/* Opens `path` with O_PATH, and returns the number of the catalog's entry at the path that the
- * kernel reports for the opened file, or a negative number if there is none. name: a buffer of
+/* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
+ * of the catalog's entry at that path, or a negative number if there is none. name: a buffer of
  * MONARCH_PATH_MAX bytes. */
 static int64_t find_there(struct session *s, const struct monarch_catalog **c, int dir,
                           const char *path, int follow, char *name) {

@@ -32,8 +32,8 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep the pages of a source, the library still hands over one in LOOKS
- * files of that source, to find out whether the kernel keeps them now. */
+/* If the kernel does not keep a source's pages, one in LOOKS files of the source is handed over
+ * nevertheless. These handovers show whether the kernel now keeps the pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */

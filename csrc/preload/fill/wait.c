@@ -54,13 +54,13 @@
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* Once no byte of the copy is missing, a caller that needs the whole file waits for at most this
- * time until the daemon has published the copy [ns]. This time is part of WHOLE_NS. */
+/* Longest wait between the fill of a copy's last byte and the copy's publication [ns]. It applies
+ * to callers that need the whole file, and is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
  * them. */
-static uint64_t file_debts[1024] SELDOM; /* by entry; entries that share a slot share its debt */
+static uint64_t file_debts[1024] SELDOM; /* by entry % 1024, so some files share a debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 

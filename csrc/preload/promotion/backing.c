@@ -28,8 +28,7 @@ static uint32_t table[MONARCH_TRACKED] SELDOM;
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
-static unsigned highest;     /* the highest descriptor that ever had a backing descriptor, or that
-                              * was a backing descriptor */
+static unsigned highest;     /* highest index of `table` that was ever used */
 static uint32_t posix_locks; /* 1: POSIX locks were requested on a backing descriptor */
 
 static uint32_t get(int fd) {

@@ -39,7 +39,8 @@ struct session {
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
-    /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
+    /* Atomic: number of the last search (attach.c) that has found an open descriptor of one of this
+     * session's copies. */
     uint32_t needed;
     uint32_t released; /* atomic; 1: zeros are mapped over the segments, or soon will be */
     /* 1: when the process attached to the session, a tier's path led the process and the daemon to
@@ -92,7 +93,7 @@ struct session *monarch_session_at(unsigned number);
  * Returns the catalog that the session then has. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
-/* Returns the newest catalog that can be mapped, or NULL before there is one. */
+/* Returns the newest catalog that can be mapped, or NULL if there is none yet. */
 static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
     const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
     uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
