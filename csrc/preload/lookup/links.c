@@ -204,8 +204,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon has copied the file that the source's path shows to the daemon. So the
-         * source's path must lead this process to the same directory. */
+        /* The daemon reads the source's files by the source's path. So this path must lead this
+         * process to the same directory. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
