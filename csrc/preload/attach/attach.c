@@ -19,7 +19,7 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* each session after the first is in a page of its own */
+#define NODE_BYTES 4096 /* each session after `first` has a page of its own */
 #define NUMBERS 32
 
 static struct session first;
@@ -50,9 +50,9 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. If the process is already attached to the current session,
- * returns `old`. If there is no session that this process can use, returns NULL. Otherwise returns
- * a new session, which no other thread has seen yet. */
+/* Attaches to the current session. `old` is the session to which the process is attached, or NULL.
+ * If the current session is `old`, returns `old`. If there is no session that this process can use,
+ * returns NULL. Otherwise returns a new session, which no other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -234,8 +234,9 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Returns whether the name `control` still leads to this session's segment. One check per tick of
- * the coarse clock is enough, because a new daemon takes longer than a tick to start. */
+/* Returns whether the name `control` in the session's directory still leads to this session's
+ * segment. One check per tick of the coarse clock is enough, because a new daemon takes longer than
+ * a tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -291,7 +292,7 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        if (!is_our_command()) /* the command `monarch` reports this itself */
+        if (!is_our_command()) /* the command `monarch` prints a message of its own */
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",
                          config, "Set it to the absolute path of a configuration file.");

@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Longer pause [ns]. After an attempt that has found no interpreter, the pause is this long. If an
- * attempt finds that no start is allowed now, the pause lasts until a start is allowed, but at most
- * this long. */
+/* Length of a longer pause [ns]. After an attempt that has found no interpreter, the pause is this
+ * long. After an attempt that finds that no start is allowed yet, the pause lasts until a start is
+ * allowed, but at most this long. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. If the daemon runs
  * in another pid namespace, nothing else shows that it was killed. */
@@ -51,7 +51,7 @@ struct plan {
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
     struct monarch_launch launch;
-    const char *envp[]; /* followed by the strings to which the pointers lead */
+    const char *envp[]; /* followed by the strings that its pointers point to */
 };
 static struct plan *plan;
 static uint64_t next_ns; /* atomic: time before which no attempt is made */
@@ -175,12 +175,12 @@ static uint64_t confinement(void) {
 }
 
 /* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If they have changed, a daemon started now would be as confined as
- * this process, and so of little use to other processes. Also returns 0 in two cases in which a
- * start would do harm. First, a process that adopts orphans (pid 1 or a subreaper) would get the
- * daemon as its child, and its own wait() would report the daemon. Second, after
- * unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first process of the new
- * namespace, and its end would kill all other processes of that namespace. */
+ * when the library was loaded. If they have changed, the process is confined. A daemon that it
+ * started would be confined in the same manner, and so of little use to other processes. The result
+ * is also 0 in two cases in which a start would do harm. First, a process that adopts orphans (pid
+ * 1 or a subreaper) would get the daemon as its child, and its own wait() would report the daemon.
+ * Second, after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first
+ * process of the new namespace, and its end would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -269,11 +269,11 @@ static void end_attempt(struct plan *p) {
     sys_signals(SIG_SETMASK, blocked);
 }
 
-/* Reserves the plan for the calling thread, which then attempts a start. Returns 0 if the thread
- * must not attempt a start now, for example because another thread of this process attempts one. In
- * a forked child, the plan counts as free, even if a thread of the parent used it at the fork. All
- * signals are blocked until the attempt has ended. Otherwise a signal handler could jump out of the
- * open (siglongjmp), and the plan would stay reserved. */
+/* Reserves the plan for the calling thread, which then tries to start a daemon. Returns 0 if the
+ * thread must not try now, for example because another thread of this process is trying. A forked
+ * child may reserve the plan even if a thread of the parent had reserved it at the fork. All
+ * signals are blocked until the attempt has ended. Otherwise, a signal handler could leave the
+ * interrupted open by siglongjmp, and the plan would stay reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -329,8 +329,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Returns whether the claim allows no start now, so that the caller need not examine the opened
- * file. Checks at most once per LONG_PAUSE_NS, and returns 0 in between. */
+/* Checks whether the claim forbids a start now. If it does, the caller need not examine the opened
+ * file. The check is made at most once per LONG_PAUSE_NS; in between, the result is 0. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -433,8 +433,8 @@ static int lacks_source(const struct session *s, const char *named) {
 
 /* Returns whether the starter is needed although there is a session. It is needed if the session's
  * daemon was killed, or if the daemon must learn of a new source. If there is a record for this
- * process's setting, the daemon knows the setting's sources: when a daemon starts, it removes the
- * records of all other settings. */
+ * process's setting, the daemon was started with this setting, because a daemon that starts removes
+ * the records of all other settings. The daemon then has the setting's sources already. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -452,8 +452,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* has_record may have found a record for another setting, or for an earlier version of the
-     * configuration. Neither record shows that autostart is requested. */
+    /* The record that has_record has found may be for another setting, or for an earlier version of
+     * the configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

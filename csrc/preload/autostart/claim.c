@@ -26,8 +26,8 @@ static int is_private(int fd, mode_t type) {
 }
 
 /* Opens a directory that only this user can access, and creates it if there is none. If `dir` is
- * AT_FDCWD, the path must not lead to a link. If `dir` is a descriptor, it refers to a directory
- * that only this user can access, so nobody else can create links there. */
+ * AT_FDCWD, `path` must not be a link. If `dir` is a descriptor, it refers to a directory that only
+ * this user can access, so nobody else can create links there. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);

@@ -22,9 +22,9 @@
 
 /* How long monarch_launch waits for the end of the intermediate process [ns]. */
 #define BETWEEN_NS 50000000ULL
-/* How long monarch_launch then waits for the start of the program [ns]. After this time, the new
- * process may still use this process's memory. Even if this process ends, the memory stays
- * allocated until the new process no longer uses it. */
+/* How long monarch_launch waits for the start of the program after the intermediate process has
+ * ended [ns]. After this time, the new process may still use this process's memory. Even if this
+ * process ends, the memory stays allocated until the new process no longer uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -115,12 +115,13 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process a table of descriptors of its own. Until then, the process shares the
- * program's table, which must not change. close_range (since Linux 5.9) is tried first. It makes an
- * empty table. To do so, kernels before Linux 6.13 copy at most the lowest 64 descriptors and then
- * close the copies. It is better to close few copies, because closing a copy flushes a file that
- * the program is writing. Older kernels have only unshare, which copies all descriptors. Copies
- * without FD_CLOEXEC then stay open until the launched program closes them. */
+/* Gives the process that becomes the program a table of descriptors of its own. Until then, it
+ * shares the table of the library's process, which must not change. close_range (since Linux 5.9)
+ * is tried first, because it makes an empty table. To do so, kernels before Linux 6.13 copy at most
+ * the lowest 64 descriptors and then close the copies. Few copies are better than many, because
+ * closing a copy flushes a file that the library's process is writing. Older kernels have only
+ * unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
+ * launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

@@ -19,7 +19,8 @@
  *   end                         the last line of a record */
 static const char first_line[] = "monarch autostart 1";
 
-/* Returns the text after the word, or NULL if the line begins with another word. */
+/* Returns the text that follows `word` in the line, or NULL if the line begins with another
+ * word. */
 static const char *after(const char *line, const char *word) {
     size_t n = strlen(word);
     return strncmp(line, word, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
@@ -43,8 +44,8 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Compares a fact NAME=VALUE with the variable's present value. value_of needs the name alone, so
- * the '=' is replaced by a NUL during the call of value_of. */
+/* Returns whether the variable's present value is the value in `fact` (NAME=VALUE). value_of needs
+ * the name alone, so the '=' is replaced by a NUL during the call of value_of. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)

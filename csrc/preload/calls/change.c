@@ -1,9 +1,9 @@
 /* Calls that change a file's content or attributes, by name or by descriptor.
  *
- * Each call makes exactly the requested change, at the source. The file is recorded as changed
- * before the call. So no process gets the old copy once the call has returned, even if the caller
- * is killed right after the call. If the call fails, nothing has changed, but the file's copy is
- * lost for this session. */
+ * Each call makes exactly the requested change, at the source. The library records the file as
+ * changed before it makes the call. So no process gets the old copy once the call has returned,
+ * even if the caller is killed right after the call. If the call fails, the file stays as it was,
+ * but its copy is no longer used in this session. */
 #include <string.h>
 
 #include "preload/changes/record.h"
@@ -78,7 +78,7 @@ PUBLIC int lremovexattr(const char *path, const char *name) {
 }
 
 /* --- attributes by descriptor --------------------------------------------------------------------
- * For a descriptor of a copy, the call changes the source's file, by that file's path. */
+ * If the descriptor refers to a copy, the call changes the source's file instead, by its path. */
 
 PUBLIC int fchmod(int fd, mode_t mode) {
     char real[MONARCH_PATH_MAX];

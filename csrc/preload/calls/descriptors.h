@@ -1,5 +1,5 @@
-/* Hooks for calls that close descriptors: before a descriptor is closed, the library forgets what
- * it knows of the descriptor. */
+/* Hooks for calls that close descriptors. Before a descriptor is closed, the library stops tracking
+ * it and closes its backing descriptor. */
 #pragma once
 
 #include <stdio.h>

@@ -240,7 +240,7 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
     struct list l = {NULL, 0, 0};
     int old_errno = errno, done = 1;
     for (; done && get(d, d->at, &d->found); d->at++) {
-        errno = 0; /* like libc: each call of `choose` begins with errno 0 */
+        errno = 0; /* as in libc, each call of `choose` begins with errno 0 */
         if (!choose || choose(&d->found))
             done = keep(&l, &d->found);
     }

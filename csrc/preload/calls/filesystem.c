@@ -46,9 +46,9 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
     return answer(path, s) ? 0 : REAL(statfs)(path, s);
 }
 
-/* If `fd` is a descriptor of a copy, returns the path of the source to which the copy's file
- * belongs. Otherwise returns NULL. Callers pass this path to statfs or statvfs. They do not pass
- * the file's path, because the file may have been removed. */
+/* If `fd` is a descriptor of a copy, returns the path of the source that contains the copied file.
+ * Otherwise returns NULL. Callers pass this path to statfs or statvfs. They do not pass the file's
+ * path, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;

@@ -62,7 +62,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
     request = (unsigned)request; /* the kernel uses only the lower 32 bits */
-    if (request == FICLONE)      /* the argument is the descriptor to share from */
+    if (request == FICLONE)      /* `arg` is the descriptor whose blocks are shared */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
         struct file_clone_range range = *(struct file_clone_range *)arg;
@@ -73,7 +73,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        /* no backing descriptor can be opened, and the request must not change the copy */
+        /* no backing descriptor could be opened, and the request must not change the copy */
         if (backing == -2) {
             errno = EMFILE;
             return -1;

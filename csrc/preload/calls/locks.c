@@ -51,11 +51,10 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether the result may be wrong because a closing (locked_files.h) has begun since
- * `closings` was read. If the lock was granted, the closing may have dropped it again. If the lock
- * was refused, the closing itself may have been holding it. Any other error does not depend on
- * closings. After its last attempt, the function `lock` returns a refusal unchanged. But if a
- * granted lock is still doubtful, `lock` fails with ENOLCK. */
+/* Returns whether the lock call must be repeated. That is so if a closing (locked_files.h) has
+ * begun since `closings` was read, because the closing may have changed the result. If the lock was
+ * granted, the closing may have dropped it again. If the lock was refused, the closing itself may
+ * have held a lock on the file. No other error depends on closings. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -73,7 +72,8 @@ static int call(int on, const struct lock_call *c) {
 }
 
 /* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
- * POSIX locks. */
+ * POSIX locks. If so, repeats a call whose result is doubtful. After the last repetition, fails
+ * with ENOLCK if a granted lock may have been dropped again, but returns a refusal unchanged. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -122,7 +122,7 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
 }
 
 /* Answers only for a path that exists. For any other path, libc's realpath is called, because it
- * writes the path at which the error occurred to `resolved`. */
+ * stores in `resolved` the path at which the error occurred. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * mmap waits for the complete copy, for a limited time. It does not wait if the program's own reads
- * are to serve as the fill. If no copy is complete in time, mmap maps the source's file, and the
- * mapping may move to the copy later (mappings.h). */
+ * mmap waits for the complete copy, for a limited time. It does not wait if the copy is to be made
+ * from the program's own reads. If no copy is complete in time, mmap maps the source's file, and
+ * the mapping may move to the copy later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 

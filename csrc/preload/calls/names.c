@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
  * Each call makes exactly the requested change, at the source. Before the call, the library records
- * two changes: of the file to which a name leads, and of the directory in which a name is made or
- * removed. So no process gets the old copy once the call has returned. */
+ * as changed the file to which the name leads, and the directory that contains the name. So no
+ * process gets the old copy once the call has returned. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -63,8 +63,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* This is a separate function, so that its buffer for a path and the buffer in
- * monarch_changed_names are not on the stack at the same time. */
+/* This is a separate function. Otherwise, its buffer for a path and the buffer in
+ * monarch_changed_names would be on the stack at the same time. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];

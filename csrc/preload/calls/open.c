@@ -104,8 +104,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            /* Not sys_close: the file was opened through REAL(open), so another preloaded library
-             * may have seen the open, and must see the close too. */
+            /* The file was opened through REAL(open), so another preloaded library may have seen
+             * the open. It must see the close too, so sys_close is not used. */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
@@ -245,9 +245,9 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* The child opens the file inside libc, unseen by the library. So if `path` leads to a copy, this
- * function replaces `path` by the path of the source's file. spawn.c records the change before the
- * child is made. */
+/* Adds an open to the actions of a posix_spawn. The child makes this open inside libc, unseen by
+ * the library. So if the open writes and `path` leads to a copy, this function passes on the path
+ * of the source's file instead. spawn.c records the change before the child is made. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

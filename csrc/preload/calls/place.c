@@ -17,9 +17,9 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* This is done before the call of chroot. Otherwise, another thread might check during that
-         * call whether it sees the sources (roots.h), and store a result that is wrong after the
-         * call. */
+        /* The process stops using copies before the call of chroot. If it stopped only afterwards,
+         * another thread could check during the call whether it sees the sources (roots.h), and
+         * store a result that is wrong after the call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
@@ -101,10 +101,10 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in namespaces of its own gets no copies, as after unshare. So the child starts in
- * run_in_new_place, which finds the program's function and its argument at the top of the stack. If
- * the child shares memory but was made without CLONE_FS, it is a thread with a root directory of
- * its own. */
+/* A child in namespaces of its own gets no copies, just as a process after unshare gets none. So
+ * the child starts in run_in_new_place, which finds the program's function and its argument at the
+ * top of the stack. If the child shares memory but was made without CLONE_FS, it is a thread with a
+ * root directory of its own. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -58,11 +58,11 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     } else if (s && !monarch_is_off(s) && !s->control->off) {
         ; /* the current session belongs to another daemon, whose entry numbers differ */
     } else {
-        /* Monarch is switched off for a while, or one daemon has ended and the next has not
-         * started */
+        /* Monarch is switched off for a while, or the session's daemon has ended and no new daemon
+         * has started yet */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table, because another thread may still need it: that
+    /* A word with TRACK_OFFSET stays in the table, because another thread may still need it. That
      * thread may have claimed bytes by moving the offset, and may have to move the offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
@@ -94,9 +94,9 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the range [w->at, w->at + w->n) from the copy, from the range's beginning on, as far as the
- * copy can serve it. The range lies within the file. Returns the number of bytes read. The caller
- * reads the following bytes of the range from the source. */
+/* Reads from the copy the first part of the range [w->at, w->at + w->n), as far as the copy can
+ * serve it. The range lies within the file. Returns the number of bytes read. The caller reads the
+ * rest of the range from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -190,8 +190,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`. Reads from the copy as far as the copy has the bytes, and the following
- * bytes from the source. joined = 1: the caller appends the bytes to earlier bytes of the same
+/* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
+ * there on from the source. joined = 1: the caller appends the bytes to earlier bytes of the same
  * call. Only in this case can the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {

@@ -1,8 +1,8 @@
 /* Calls that remove or change mappings. A mapping of a source's file may be waiting to move to the
  * file's copy (mappings.h).
  *
- * Each function tells mappings.h what will happen to the range, and then makes the real call. If
- * the real call fails, the mapping merely stays on the source. */
+ * Before such a call, the library makes sure that no mapping in the range is being replaced. If the
+ * call fails, the mapping merely stays on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -52,9 +52,9 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Tells mappings.h that the program gives advice on a range. Advice on how the range will be read
- * is repeated for the copy. Advice that takes effect at once need not be repeated. The library does
- * not know the effect of any other advice, so the mapping then stays on the source. */
+/* Call this before a call of madvise. Advice about the order of the program's reads is stored, and
+ * is repeated for a mapping of the copy. Advice that takes effect at once need not be repeated. The
+ * library does not know the effect of any other advice, so the mapping then stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)

@@ -14,7 +14,7 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer libcs have further tags */
+enum tag { CLOSE, DUP2, OPEN, CHDIR, FCHDIR }; /* newer versions of libc have further tags */
 
 struct action {
     int tag;
@@ -72,7 +72,7 @@ static int layout_is_as_expected(void) {
 }
 
 static int is_known_layout(void) {
-    static uint32_t known; /* atomic: 1 as expected, 2 not, 0 not checked yet */
+    static uint32_t known; /* atomic. 0: not checked yet; 1: known layout; 2: other layout */
     uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
         found = layout_is_as_expected() ? 1 : 2;

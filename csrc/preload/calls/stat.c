@@ -180,7 +180,7 @@ static struct statx_timestamp statx_time_of(struct timespec t) {
     return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
 }
 
-/* The fields that the catalog has. */
+/* The fields of struct statx that the catalog can fill in. */
 #define KNOWN (STATX_BASIC_STATS | STATX_BTIME)
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */

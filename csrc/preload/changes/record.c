@@ -40,9 +40,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 
 /* --- replaced files --------------------------------------------------------------------------- */
 
-/* The catalog's file at a path and the file that is there now differ if a process without the
- * library has replaced or removed the catalog's file, and the daemon has not noticed that yet. The
- * copy of the catalog's file must no longer be served, because the program must see its own
+/* A process without the library may have replaced or removed a file, and the daemon may not have
+ * noticed that yet. Then the file that the catalog has at the path is not the file that is there
+ * now. Before a program changes the file that is there, the library also marks the catalog's file
+ * as changed. Otherwise the catalog's copy would be served, and the program would not see its own
  * change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
@@ -60,8 +61,9 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* Marks the entry, and all entries below it, unless it describes the file `now`, which the caller
- * marks. now: NULL if there is no file at the path. */
+/* If the entry describes the file `now`, does nothing, because the caller marks that file.
+ * Otherwise marks the entry's file and, if the entry is a directory, all entries below it. now:
+ * NULL if there is no file at the path. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -75,8 +77,8 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
     mark_below(s, c, e, __atomic_load_n(&c->count, __ATOMIC_ACQUIRE));
 }
 
-/* Returns the number of the entry at the path that the kernel reports for `fd`, or a negative
- * number. name: a buffer of MONARCH_PATH_MAX bytes */
+/* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
+ * a negative number if there is none. name: a buffer of MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
@@ -86,7 +88,9 @@ static int64_t find_opened(struct session *s, const struct monarch_catalog **c, 
     return source < 0 ? MONARCH_OUTSIDE : monarch_find(*c, (unsigned)source, rel, strlen(rel));
 }
 
-/* Like find_opened, for the file to which the path leads. */
+/* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
+ * of the catalog's entry at that path, or a negative number if there is none. name: a buffer of
+ * MONARCH_PATH_MAX bytes. */
 static int64_t find_there(struct session *s, const struct monarch_catalog **c, int dir,
                           const char *path, int follow, char *name) {
     monarch_momentary_begin();
@@ -105,10 +109,11 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
     return find_there(s, c, dir, path, follow, name);
 }
 
-/* Marks the file that the catalog has at the path. r, now: the result of fstatat for this path, and
- * the attributes of the file that is there now. buffer: MONARCH_PATH_MAX bytes of the caller's
- * stack, or NULL if the caller has no such buffer. If a link outside the sources leads to the file,
- * and the text of the path does not show that, the file is found by opening it with O_PATH. */
+/* Marks the file that the catalog has at the path, unless the same file is there now. r: the result
+ * of fstatat for the path. now: the attributes that fstatat has stored. buffer: MONARCH_PATH_MAX
+ * bytes of the caller's stack, or NULL. If the path leads into a source only through a link outside
+ * the sources, the look-up may miss the file. The path is then opened with O_PATH, and the kernel
+ * reports where it leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {
     const struct monarch_catalog *c;
@@ -128,7 +133,8 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Marks the file that the catalog has at the path of a file that was just opened. */
+/* Marks the file that the catalog has at the path of `fd`, unless it is the file `now`, which was
+ * just opened as `fd`. */
 static void mark_known_opened(int fd, const struct stat *now, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
@@ -210,8 +216,9 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Returns whether `st` describes a copy. The result does not depend on a running daemon, because
- * descriptors of copies outlive the daemon. */
+/* Returns whether `st` describes a copy. If it does and `real` is not NULL, `real` gets the path of
+ * the source's file, or the empty string if that file is no longer at its path. The result does not
+ * depend on a running daemon, because descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;

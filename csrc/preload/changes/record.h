@@ -6,40 +6,44 @@
 
 #include "preload/process/attributes.h"
 
-/* These functions record that a file has changed, so that its copy is no longer served. A file that
- * is not on a source's device is not recorded. monarch_changed_path returns whether the file is on
- * a source's device. monarch_changed_tree is for renamed directories. */
+/* These functions record that a file has changed, so that its copy is no longer served. They ignore
+ * a file that is not on a source's device. follow: whether a link at the end of the path is
+ * followed. monarch_changed_path records the file that is at the path now, and also the file that
+ * the catalog has at the path, which may be another file (monarch_changed_known). It returns
+ * whether the file that is there now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
-/* Like monarch_changed_path, but needs less stack, and records only the change of the file that is
- * at the path now. */
+/* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* Records that the file which the catalog has at `path` has changed, if that is another file than
- * the one that is there now: a process without the library may have replaced it. Call this after a
- * call with this path has succeeded. */
+/* A process without the library may have replaced a file after the daemon scanned it. If the
+ * catalog has another file at `path` than the file that is there now, records that the catalog's
+ * file has changed. Call this after a call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
+/* For a renamed directory: also records all files below the directory. */
 void monarch_changed_tree(int dir, const char *path);
 
-/* Records the change for a call that changes the file to which `path` leads, also of another file
- * that the catalog has at the path, and returns the path to pass to that call. If `path` leads to a
- * copy (as /proc/self/fd/N may), writes the path of the source's file to `real` (MONARCH_PATH_MAX
- * bytes), and returns `real`. Otherwise returns `path`. If the source's file is no longer at its
- * path, makes `real` empty: the call then fails with ENOENT, and no other file is changed. */
+/* Records the change for a call that changes the file to which `path` leads, as
+ * monarch_changed_path does. Returns the path to pass to that call. If `path` leads to a copy (as
+ * /proc/self/fd/N may), stores the path of the source's file in `real` (MONARCH_PATH_MAX bytes),
+ * and returns `real`. Otherwise returns `path`. If the source's file is no longer at its path,
+ * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
+ * changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Like monarch_path_to_change, but needs less stack, and records only the change of the file that
- * is at the path now. Call monarch_changed_known after the change. */
+/* Does the work of monarch_path_to_change with less stack, but records only the file that is at the
+ * path now. Call monarch_changed_known after the change. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
-/* Like monarch_path_to_change, for a call on the descriptor `fd`. Returns NULL if `fd` is not a
- * descriptor of a copy; the call then uses `fd` itself. */
+/* Records the change for a call that changes the file of the descriptor `fd`. If `fd` is a
+ * descriptor of a copy, stores the path of the source's file in `real`, as monarch_path_to_change
+ * does, and returns `real`. Otherwise returns NULL: the call then uses `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
- * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. For a
- * copy, `real` gets the path of the source's file, as in monarch_path_to_change. No change is
- * recorded. */
+ * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If
+ * the result is 1 and `real` is not NULL, `real` gets the path of the source's file, or the empty
+ * string if that file is no longer at its path. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Like monarch_leads_to_copy, but first compares the beginning of the path, which rules out nearly
- * all paths. */
+/* Returns whether the path leads to a copy. First compares the beginning of the path, which rules
+ * out nearly all paths without a system call. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')
@@ -73,11 +77,12 @@ int monarch_means_descriptor(const char *path, int flags);
 /* Call this when a name is created or removed. Records that the listing of the directory of `path`
  * is no longer valid. */
 void monarch_changed_names(int dir, const char *path);
-/* Like monarch_changed_names, but shortens `path` in place instead of copying it. */
+/* Does the same as monarch_changed_names, but shortens `path` in place instead of copying it. */
 void monarch_changed_names_of(int dir, char *path);
 /* Call this after an open of `path` that may have created the file. Records that the listing of the
- * file's directory is no longer valid. `real` is a buffer for a path. */
+ * file's directory is no longer valid. real: a buffer of MONARCH_PATH_MAX bytes. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Call this after an open of `path` that may write to the file and, if `created` is set, may have
- * created it. Records both changes. Returns what monarch_fd_to_change would return. */
+/* Call this after an open of `path` for writing. Records that the file `fd` changes. If `created`
+ * is 1, the open may have created the file, so also records that the listing of its directory is no
+ * longer valid. Returns the same value as monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

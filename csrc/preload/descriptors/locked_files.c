@@ -11,9 +11,9 @@
 
 /* --- locked files ----------------------------------------------------------------------------- */
 
-/* A Bloom filter (two bits per file) of the files with locks: fixed size, rare false positives.
- * Bits are never cleared. If a process locks thousands of files, most other files count as locked
- * too, which costs time but nothing else. */
+/* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and it rarely
+ * reports a file without locks. Bits are never cleared. If a process locks thousands of files, most
+ * other files count as locked too, which only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 

@@ -59,7 +59,7 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 
 /* Adapts the words that the child of a fork has inherited. The parent and the child share the
  * offsets of all open files, so the child marks all words as shared. TRACK_PINNED and TRACK_SEEKING
- * say that a thread of the parent is about to replace the descriptor or to seek on it. The child
+ * mean that a thread of the parent is about to replace the descriptor or to seek on it. The child
  * has no such thread, so the child clears these two flags. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
@@ -91,7 +91,7 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-static uint32_t opens; /* counts opens, so that two opens of one file have different words */
+static uint32_t opens; /* counts opens, so that two opens of the same file get different words */
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
@@ -208,8 +208,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* In a child of vfork, this removes the word from the parent's table. The parent loses nothing,
-     * because the descriptor was handed over already. */
+    /* In a child of vfork, this call removes the word from the parent's table. The parent loses
+     * nothing, because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -275,13 +275,13 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 }
 
 /* --- seeking -------------------------------------------------------------------------------------
- * The kernel makes lseek wait while another thread reads from the open file, for as long as the
- * source takes. The descriptor cannot stay pinned for so long. But between the check of its word
- * and the call of lseek, another file must not get the descriptor number, or the call would move
- * that file's offset. So the word is marked (TRACK_SEEKING) until the call returns. A thread that
- * wants to close the descriptor, and finds that the mark stays, checks in /proc whether the call is
- * inside the kernel. The seek is not made on a duplicate, although it would then need no mark:
- * closing the duplicate may have to wait for the source. */
+ * The kernel makes lseek wait while another thread reads from the open file. That read may take as
+ * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
+ * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
+ * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
+ * returns. A thread that wants to close the descriptor, and finds that the mark stays, checks in
+ * /proc whether the call is inside the kernel. A seek on a duplicate of the descriptor would need
+ * no mark, but closing the duplicate may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 

@@ -59,8 +59,8 @@ void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
  * a promotion of the descriptor (promote.h) has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if the word still equals `seen`. Returns whether the word
- * was replaced. This function never replaces a pinned word: only the thread that has pinned the
- * word unpins it, and that thread would no longer find it. */
+ * was replaced. This function never replaces a pinned word: only the thread that has pinned a word
+ * may unpin it, and that thread expects to find the word unchanged. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);

@@ -32,8 +32,8 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep the pages of a source, one in LOOKS files of the source is
- * nevertheless handled as if the kernel kept the file's pages. */
+/* If the kernel does not keep a source's pages, one in LOOKS files of the source is handed over
+ * nevertheless. These handovers show whether the kernel now keeps the pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
@@ -319,8 +319,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are as fast as the page cache, the library followed the reads only to time
-         * them. The daemon then makes the copy, if it makes one, from the source. */
+        /* If the sources are as fast as the page cache, the library has followed the reads only to
+         * time them. If the daemon makes a copy, it reads the source itself. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

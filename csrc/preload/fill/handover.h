@@ -11,10 +11,10 @@
 
 #include "preload/session/session.h"
 
-/* Returns whether a program's reads of the file can serve as the file's fill. They cannot in any of
- * these cases: the file is empty or too large; its source is fast (monarch_is_fast); the kernel
- * keeps no pages of the source; a lock on the file was seen; or nodes share the files, and this
- * node is not the one that reads this file from the source. */
+/* Returns whether a program's reads of the file can serve as the file's fill. The result is 0 in
+ * any of these cases: the file is empty or too large; its source is fast (monarch_is_fast); the
+ * kernel keeps no pages of the source; a lock on the file was seen; or the nodes share the files,
+ * and another node reads this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Returns whether a program that opens the file now is to fill the file by its own reads. All of
  * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no
@@ -40,8 +40,9 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
  * is set. */
 
-/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now that
- * was not made from this descriptor. If so, makes the descriptor no longer direct. */
+/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now,
+ * although this descriptor was not handed over. If so, makes the descriptor no longer direct, so
+ * that the copy can serve its reads. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
  * was read. If the file has no entry and the sources are as fast as the page cache, sends the

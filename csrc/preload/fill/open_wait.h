@@ -8,12 +8,11 @@
  * does, o->copy is the copy's path. */
 int monarch_wait_for_copy(struct session *s, struct monarch_opening *o);
 
-/* Waits for the copy of a small file whose fill is queued or under way, or that this node fills
- * from another node. The wait saves the source an open and a read. This function is for opens after
- * which the library sees the reads. Do not call it for a claimed file: the program itself reads
- * such a file at the source, and its reads serve as the fill. Moves a queued fill to the front of
- * the queue. Returns whether the copy exists now. If it does, `o` is filled in as by
- * monarch_look_up.
+/* Waits for the copy of a small file if its fill is queued or under way, or if this node fills the
+ * file from another node. A queued fill moves to the front of the queue. The wait saves the source
+ * an open and a read. This function is for opens after which the library sees the reads. Do not
+ * call it for a claimed file, because the copy of such a file is made from the program's own reads.
+ * Returns whether the copy exists now. If it does, fills in *o like monarch_look_up.
  *
  * The wait lasts at most a second if the file comes from another node, or if programs may read the
  * file directly (monarch_may_read_direct). For any other file, the limit is 1.2 times the mean time

@@ -123,8 +123,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Longest time that is counted for one open or read [ns]. A call that hung says nothing about the
- * next one. */
+/* Longest time that is counted for one open or read [ns]. A call that hung does not show how long
+ * the next call will take. */
 #define MOST_NS 1000000000ULL
 /* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
  * the page cache serves it. */
@@ -138,8 +138,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * returns 0 even if most of the recent opens and reads took less than these limits. So some reads
  * are still timed. */
 #define FOLLOWED 256
-/* A share tells how many of the recent opens, or reads, took less than a limit. It is SHARE_ALL if
- * all of them did. */
+/* A share is the fraction of the recent opens, or reads, that took less time than a limit, in units
+ * of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
@@ -193,9 +193,10 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Returns whether the calling check must return 0, so that the reads after it are timed. Each
- * thread begins its count at a different number. So even if a program makes a thread for each file,
- * the reads of one in FOLLOWED threads are timed. */
+/* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
+ * so that the reads that follow are timed. Each thread begins its count at a different number. So
+ * even if a program makes a thread for each file, the reads of one in FOLLOWED threads are
+ * timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -83,10 +83,11 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, `fstat` and the message to the daemon would take
- * a tenth of the time in which a program opens, reads and closes a small file. So while a scan
- * finds all files without such messages, this process examines only one in LOOKED opens of files
- * without an entry. Any other such open counts with the size of the file that was examined last. */
+/* While the sources are as fast as the page cache, `fstat` and the message to the daemon take about
+ * a tenth of the time in which a program opens, reads and closes a small file. The daemon does not
+ * need these messages while a scan finds all files. So this process then examines only one in
+ * LOOKED opens of files without an entry. For each other open, it counts the size of the file that
+ * was examined last. */
 #define LOOKED 16
 
 /* Returns whether to examine this open, for which the sources were as fast as the page cache. The
@@ -186,7 +187,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* called here, while the prefetched memory is still arriving */
+    monarch_tick(s); /* the prefetched cache lines arrive meanwhile */
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -233,10 +234,10 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Usually the guess was right: the copy's path is already written, and the caller has
-         * opened the copy. Otherwise the path is written now. The number of a copy is never reused.
-         * So if the copy is dropped before it is opened, the open fails, and the caller opens the
-         * source. */
+        /* Usually the path that monarch_begin_look_up has guessed is right, and the caller has
+         * opened the copy already. Otherwise the path is written now. The number of a copy is never
+         * reused. So if the copy is dropped before it is opened, the open fails, and the caller
+         * opens the source. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;

@@ -16,9 +16,9 @@ struct monarch_opening {
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    /* 1: the path's text is not that of a file below a source, but a link may lead to such a file
-     * (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere after the
-     * open. */
+    /* 1: the path may lead to a file of a source through a link, although the path's text does not
+     * show that (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere
+     * after the open. */
     int is_new;
     /* 1: the file is claimed: the program's reads are to serve as the fill */
     int claimed;

@@ -51,16 +51,16 @@
  * limit [ns]. */
 #define WHOLE_NS 1000000000ULL
 /* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
-#ifndef WHOLE_BYTES /* tests set less, so that mappings do not wait */
+#ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* Once no byte of the copy is missing, a caller that needs the whole file waits for at most this
- * time until the daemon has published the copy [ns]. This time is part of WHOLE_NS. */
+/* Longest wait between the fill of a copy's last byte and the copy's publication [ns]. It applies
+ * to callers that need the whole file, and is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
  * them. */
-static uint64_t file_debts[1024] SELDOM; /* by entry; entries that share a slot share its debt */
+static uint64_t file_debts[1024] SELDOM; /* by entry % 1024, so some files share a debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
@@ -138,8 +138,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* The bits that were read belong to this copy only if the slot still belongs to it: another
-     * copy may have got the slot. */
+    /* Another copy may have got the slot meanwhile. The bits that were just read belong to this
+     * copy only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

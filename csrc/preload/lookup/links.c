@@ -204,8 +204,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon has made the copy from the source as the daemon sees it. So the source's path
-         * must lead this process to the same directory. */
+        /* The daemon reads the source's files by the source's path. So this path must lead this
+         * process to the same directory. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
@@ -256,7 +256,8 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If it is not, most files of its directory are probably not. */
+ * may not have found it yet. If the file is in no source, the library assumes the same of most
+ * other files in its directory, and learns that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)
@@ -276,9 +277,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
- * is 0 in three cases: the table already has an entry for these bytes, unless the entry says
- * "elsewhere" and is due for a check; the path's text leads into a source; or a relative path may
- * lead into a source. */
+ * is 0 in three cases. First, the table already has an entry for these bytes, and the entry is not
+ * an "elsewhere" that is due for a check. Second, the path's text leads into a source. Third, the
+ * path is relative and may lead into a source. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

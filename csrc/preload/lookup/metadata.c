@@ -65,9 +65,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed or is gone, so it is marked. From now on the source lists the
-     * directory, without further looks. Other errors may be temporary, so nothing is marked after
-     * them. */
+    /* The directory has changed or is gone, so it is marked as changed. From now on, the source
+     * lists the directory, without further looks. Other errors may be temporary, so nothing is
+     * marked after them. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -114,8 +114,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Returns whether the catalog can answer for the entry. A file is assumed to keep the attributes
- * that it had when it was scanned or copied, until a change is recorded. */
+/* Returns whether the catalog can answer for the entry. A file is assumed to have the attributes
+ * that it had when it was scanned or copied, as long as no change is recorded and the catalog is
+ * fresh. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -15,9 +15,9 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Returns whether the catalog has an entry for the file to which `path` leads, and may answer this
- * process. If so, *k refers to the entry. The functions below say which calls the catalog can
- * answer for this entry. */
+/* Returns whether the catalog has an entry for the file to which `path` leads, and may answer calls
+ * of this process. If so, *k refers to the entry. The functions below find out which calls the
+ * catalog can answer for this entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
@@ -29,7 +29,7 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
- * attributes meanwhile. Some of the attributes read may then be old and others new. */
+ * attributes meanwhile. The attributes that were read may then be partly old and partly new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Returns whether the directories were compared with the source within the last `revalidate_ns`

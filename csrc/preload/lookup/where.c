@@ -64,7 +64,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* for an open, checking the file costs less than the copy saves */
+        return 1; /* an open saves more by the copy than it spends on checking the file */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -149,7 +149,7 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
         size_t end;
-        /* The text of the path says where it leads, unless a component is a link. */
+        /* No component of the path is a link, so the path's text shows where the path leads. */
         if (id < 0 && a->len && !a->base &&
             monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
             return MONARCH_UNKNOWN;
@@ -167,7 +167,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    *c = a.catalog; /* the catalog that has entry `id`: the look-up may have mapped a newer one */
+    *c = a.catalog; /* the catalog that contains entry `id`; it may be newer than at the call of
+                     * monarch_aim */
     return id;
 }
 

@@ -16,8 +16,8 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
  * needs it, because most processes never need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
-/* Like monarch_locate, for a caller that has a buffer for a path on its stack, and so has no room
- * for another one. buffer: MONARCH_PATH_MAX bytes, not those of `path`. */
+/* Does the same as monarch_locate, but needs less stack, because it uses the caller's buffer.
+ * buffer: MONARCH_PATH_MAX bytes, separate from the memory of `path`. */
 int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, int dir,
                           const char *path, int follow, char *buffer);
 
@@ -34,8 +34,8 @@ struct monarch_aim {
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
     int is_open; /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    /* 1: the path's text leads into no source, and no hint is known; or the hint is
-     * MONARCH_LEAD_FILES, and the scan may still find the file */
+    /* 1: the path may lead into a source, although neither its text nor a hint shows that. Also 1
+     * if the hint is MONARCH_LEAD_FILES, and the scan may still find the file. */
     int is_new;
     const char *rel; /* the path relative to the source */
     size_t len;

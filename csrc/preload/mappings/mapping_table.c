@@ -112,9 +112,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` to the part [begin, end) of the slot's range. Puts the pieces before and
- * after that part into slots of their own, in which the pieces go on waiting. If no slot is free
- * for a piece, that piece stays on the source. */
+/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. Puts the pieces
+ * before and after that part into slots of their own, so that these pieces still wait. If no slot
+ * is free for a piece, that piece stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;

@@ -21,7 +21,7 @@ struct slot {
     /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
      * lock. */
     uint32_t state;
-    uint32_t number; /* changes with each change of the slot */
+    uint32_t number; /* gets a new value at each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */
     uint32_t version; /* the entry's version when it described the mapped file */
@@ -34,7 +34,7 @@ struct slot {
 /* The state of this process alone. In a forked child, it is all zeros. */
 struct own {
     uint32_t lock;   /* atomic */
-    uint32_t pid;    /* 0: the table still has the state of the parent */
+    uint32_t pid;    /* 0: a forked child has not adapted its parent's table yet */
     uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
     uint32_t bell; /* futex: rung when the thread should check the table at once */

@@ -66,7 +66,7 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* Without this page, a forked child could not be distinguished from its parent. */
+    /* Without a page of its own, a forked child could not be distinguished from its parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();

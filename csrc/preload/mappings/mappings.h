@@ -9,8 +9,8 @@
 #include "preload/fill/wait.h"
 #include "preload/mappings/waiting.h"
 
-/* Returns whether a mapping with this protection and these flags can be replaced without the
- * program noticing. */
+/* Returns whether a mapping with this protection and these flags can be replaced without any effect
+ * that the program could notice. */
 int monarch_mapping_can_wait(int prot, int flags);
 /* Call this after [at, at + n) was mapped from the source's file. Leaves errno alone. */
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,

@@ -21,8 +21,8 @@
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
 /* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. glibc also puts the
- * static thread-local variables on the stack. And the one signal that is not blocked may run its
- * handler there. */
+ * static thread-local variables on the stack. In addition, the handler of the one signal that is
+ * not blocked runs on this stack. */
 #define STACK 262144
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */

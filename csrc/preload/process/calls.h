@@ -224,9 +224,9 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function a second name. The headers declare the two names with different types, although
- * the types have the same layout. So the alias is made with the assembler's `.set`, which ignores
- * types. Each file of calls/ has its TWIN lines at its end. */
+/* Gives a function a second name. The headers declare the two functions with different types,
+ * although the types have the same layout. So the alias is made with the assembler's `.set`, which
+ * ignores types. Each file of calls/ has its TWIN lines at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;

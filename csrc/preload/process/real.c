@@ -39,7 +39,7 @@ static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
 struct search {
-    struct real_calls found; /* only the functions of MONARCH_FOUND */
+    struct real_calls found; /* only the functions of MONARCH_FOUND are set */
     uint32_t n;
     int behind_us, behind_libc;
 };
@@ -61,7 +61,8 @@ static int read_table(struct table *t, const struct dl_phdr_info *info) {
     if (!dyn)
         return 0;
     for (; dyn->d_tag != DT_NULL; dyn++) {
-        /* glibc has made these addresses absolute, except the addresses of the kernel's vDSO. */
+        /* glibc has already added the library's base to these addresses, except to the addresses of
+         * the kernel's vDSO. */
         ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
         if (dyn->d_tag == DT_SYMTAB)
             t->symbols = (const void *)at;

@@ -28,7 +28,7 @@ static uint32_t table[MONARCH_TRACKED] SELDOM;
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
-static unsigned highest;     /* no higher descriptor ever had a backing descriptor or was one */
+static unsigned highest;     /* highest index of `table` that was ever used */
 static uint32_t posix_locks; /* 1: POSIX locks were requested on a backing descriptor */
 
 static uint32_t get(int fd) {
@@ -83,8 +83,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that is not a backing descriptor now: either the replaced `before`,
-     * or `high`, which could not be recorded. */
+    /* `left` is the descriptor that is not the backing descriptor of `fd` now: `before`, if it was
+     * replaced, or `high`, if it could not be recorded. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -96,7 +96,7 @@ static int note(int fd, int high, int before) {
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
-    int known = backing_of(fd); /* the one that another thread has set */
+    int known = backing_of(fd); /* the backing descriptor that another thread has set */
     monarch_close_unseen(high, known);
     return known;
 }

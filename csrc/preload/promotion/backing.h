@@ -19,15 +19,16 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 int monarch_backing_fd(int fd);
 
 /* Call this after a lock was granted on the backing descriptor of `fd`, because a writer may have
- * held the lock before. If the source's file now differs from the copy, replaces `fd` and its
- * duplicates in this process by descriptors of the source's file. */
+ * held the lock before. If the source's file now differs from the copy, replaces `fd` by a
+ * descriptor of the source's file. If the process has only one thread, replaces the duplicates of
+ * `fd` too. */
 void monarch_backing_compare(int fd);
 
-/* Replaces a copy's descriptor, and its duplicates in this process, by descriptors of the source's
- * file. fcntl calls this function for F_SETLEASE, F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing
- * descriptor does not suffice for these commands: the settings last beyond the call, and the signal
- * must report the number of the program's own descriptor. Returns 0 if the process can open no
- * further descriptor. */
+/* Replaces a copy's descriptor by a descriptor of the source's file. If the process has only one
+ * thread, replaces the descriptor's duplicates too. fcntl calls this function for F_SETLEASE,
+ * F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing descriptor does not suffice for these commands: the
+ * settings last beyond the call, and the signal must report the number of the program's own
+ * descriptor. Returns 0 if the process can open no further descriptor. */
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX

@@ -16,8 +16,7 @@
  * open file. That close drops the process's POSIX locks on the file, and may take long, because
  * some file systems ask their server at a close (flush). So a thread that is about to lock the file
  * waits for the close. A slot holds the process's pid << 40 | a hash of the file. A slot is free if
- * it is 0. It is also free if it holds another process's pid: this process has then inherited the
- * slot by a fork. */
+ * it is 0, or if it holds another process's pid: such a slot was inherited by a fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -26,7 +25,7 @@ static uint64_t closing_of(uint64_t dev, uint64_t ino) {
     return (uint64_t)monarch_track_process() << 40 | monarch_mix(ino ^ monarch_mix(dev)) >> 24;
 }
 
-/* Takes a slot. Returns NULL if all slots are in use. */
+/* Stores `mark` in a free slot, and returns the slot. Returns NULL if all slots are in use. */
 static uint64_t *begin_closing(uint64_t mark) {
     for (int i = 0; i < CLOSINGS; i++) {
         uint64_t w = __atomic_load_n(&closings[i], __ATOMIC_SEQ_CST);

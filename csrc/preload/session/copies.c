@@ -33,10 +33,10 @@ int monarch_has_mode_of_copy(unsigned mode) {
 }
 
 /* Returns whether `st` describes the entry's copy. The same inode number is not enough: once a copy
- * is removed, the file system may reuse the number for any new file. So the size must match too. If
- * the entry is not PRESENT, `st` can only describe a dropped copy that is still open. Usually a
- * dropped copy has no name any more, and its link count is 0. If it still has links, the copy's
- * name must lead to the file that `st` describes. */
+ * is removed, the file system may give the number to any new file. So the size must match too. If
+ * the entry is not PRESENT, `st` can only describe a copy that was dropped but is still open.
+ * Usually such a copy has no name any more, and its link count is 0. If its link count is not 0,
+ * its name must lead to the file that `st` describes. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -12,7 +12,7 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic; 1: some thread lacks rights of the daemon; never reset */
+static uint32_t falls_short; /* atomic; 1: some thread lacks a right of the daemon; never reset */
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};

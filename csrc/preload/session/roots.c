@@ -106,7 +106,8 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
             return 0;
         if (known)
             return known == 1;
-        /* After a chroot, the paths of the tiers may lead elsewhere too. */
+        /* After a chroot, not only the sources' paths but also the tiers' paths may lead
+         * elsewhere. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
         /* If `same` was found before a chroot, it must not be stored after the chroot. A chroot

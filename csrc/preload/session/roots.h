@@ -1,5 +1,5 @@
-/* Checks whether the paths of sources and tiers lead this process to the same directories as the
- * daemon. */
+/* Checks whether the paths of sources and tiers lead this process to the directories to which they
+ * lead the daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"

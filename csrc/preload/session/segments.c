@@ -228,7 +228,8 @@ static void release_catalog(const struct monarch_catalog *c) {
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    /* This comes first: with zeros in `control`, no thread maps another segment for the session. */
+    /* `control` is cleared first: a thread that finds zeros there maps no other segment for the
+     * session. */
     clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)

@@ -43,8 +43,8 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 
 unsigned monarch_rank;
 
-/* The launchers' variables, innermost launcher first: torchrun may have been started by mpiexec in
- * a step of Slurm. */
+/* The variables in which launchers store a rank's number. The innermost launcher comes first:
+ * torchrun may have been started by mpiexec in a step of Slurm. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */
@@ -102,7 +102,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
         return;               /* the daemon has not read the path in this slot yet */
-    uint64_t mine = seen + 5; /* the next number, with the state "being written" */
+    uint64_t mine = seen + 5; /* the ticket's next number, with the state "being written" */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;
@@ -110,7 +110,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* The exchange fails if the daemon has freed the slot, because it took this thread for dead. */
+    /* The exchange fails if the daemon has freed the slot because it assumed that this thread had
+     * died. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

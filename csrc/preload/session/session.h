@@ -39,9 +39,10 @@ struct session {
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
-    /* Atomic: number of the last search that has found a copy of this session open (attach.c) */
+    /* Atomic: number of the last search (attach.c) that has found an open descriptor of one of this
+     * session's copies. */
     uint32_t needed;
-    uint32_t released; /* atomic; 1: the segments are no longer mapped */
+    uint32_t released; /* atomic; 1: zeros are mapped over the segments, or soon will be */
     /* 1: when the process attached to the session, a tier's path led the process and the daemon to
      * different directories */
     uint32_t distrusts;
@@ -92,7 +93,7 @@ struct session *monarch_session_at(unsigned number);
  * Returns the catalog that the session then has. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
-/* Returns the newest catalog that can be mapped, or NULL before there is one. */
+/* Returns the newest catalog that can be mapped, or NULL if there is none yet. */
 static inline const struct monarch_catalog *monarch_catalog_of(struct session *s) {
     const struct monarch_catalog *c = __atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE);
     uint64_t generation = __atomic_load_n(&s->control->generation, __ATOMIC_ACQUIRE);
@@ -159,8 +160,10 @@ int monarch_may_hint_scan(const struct session *s);
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line to standard error, at most once in a process. Writes nothing if descriptor 2
- * refers to another file than when the library was loaded. */
+/* Writes one line, which says that all reads go to the source, to standard error. what, name: the
+ * reason, and the path that it concerns. hint: what the user can do. The line is written at most
+ * once in a process, and not at all if descriptor 2 refers to another file than when the library
+ * was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, makes its child processes omit it. Call this only in a
  * constructor, while there is only one thread. */
