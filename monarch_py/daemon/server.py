@@ -38,7 +38,6 @@ from monarch_py.native import lib
 from monarch_py.peers.membership import Cluster
 from monarch_py.scan.record import Scanned
 from monarch_py.scan.walk import ALL_NAMES, END_LIMIT_S
-from monarch_py.storage.memory import Memory
 from monarch_py.storage.opening import OpenTiers
 from monarch_py.storage.watch import TierWatch
 
@@ -125,7 +124,7 @@ class Daemon:
         self._lock, self._one_source = threading.Lock(), threading.Lock()
         self._is_stopping = self.is_closed = self.stays = False
         self.lost: Path | None = None
-        self._history, self._memory = History(), Memory()
+        self._history = History()
         self._next_look = 0.0
         self._begun_s = 0.0  # when the engine was last told to order nothing [s]
         self.at_end = ExitStack()
@@ -152,7 +151,8 @@ class Daemon:
         scanned: Scanned | None,
     ) -> None:
         config = self.config
-        self.tiers.append(open_staging(config, session, needed=bool(plans or self.cluster)))
+        room, needed = self._open_tiers.memory_room, bool(plans or self.cluster)
+        self.tiers.append(open_staging(config, session, room, needed=needed))
         self.shared = Shared(session, config)
         self.shared.set_tiers(self.tiers)
         self._mark_open_for_writing()
@@ -385,7 +385,7 @@ class Daemon:
             totals(self.filler),
             self.shared.opens_by_slot(),
             next((epoch for epoch in epochs if epoch is not None), None),
-            self._memory.available_bytes(),
+            self._open_tiers.memory_room.free_bytes(),
         )
 
     def _pace_scan(self) -> None:

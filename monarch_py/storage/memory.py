@@ -17,8 +17,10 @@ HEADROOM = 1 / 16
 NO_LIMIT = 1 << 60
 
 
-# How long `Memory` returns a measured value before it measures again [s].
-LOOK_S = 1.0
+# The daemon places small files in up to a thousand portions a second, and `available_bytes` takes a
+# millisecond. So `MemoryRoom` keeps its result for LOOK_S [s], unless more than LOOK_BYTES were
+# filled meanwhile.
+LOOK_S, LOOK_BYTES = 0.05, 64 << 20
 
 
 def _read(path: str | Path) -> bytes:
@@ -109,15 +111,39 @@ def available_bytes(
     return max(0, min(left, default=NO_LIMIT))
 
 
-class Memory:
-    """Keeps the result of `available_bytes` for LOOK_S, because the kernel may take long to sum up
-    the memory of a cgroup."""
+class MemoryRoom:
+    """The memory that the RAM tiers of a daemon may still take. All these tiers share one object,
+    because what one tier takes is missing for the others."""
 
     def __init__(self) -> None:
-        self._bytes, self._next_look_s = 0, 0.0
+        # `_reserved_bytes` : the room that is promised to unfinished fills.
+        # `_bytes` : the last result of `available_bytes`.
+        # `_next_look_s` : the time from which `available_bytes` is called again [s].
+        # `_filled_bytes` : the room that fills have used since that call, minus the room that
+        #     removals have freed.
+        self._reserved_bytes = self._bytes = self._filled_bytes = 0
+        self._next_look_s = 0.0
 
-    def available_bytes(self) -> int:
+    def free_bytes(self) -> int:
+        """Returns the free memory, of which a part may be reserved."""
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
-            self._bytes, self._next_look_s = available_bytes(), now_s + LOOK_S
-        return self._bytes
+            self._bytes, self._filled_bytes = available_bytes(), 0
+            self._next_look_s = now_s + LOOK_S
+        return self._bytes - self._filled_bytes
+
+    def left_bytes(self) -> int:
+        """Returns the room for new copies. The result is negative if more is reserved than is
+        free."""
+        return self.free_bytes() - self._reserved_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserves room for fills; a negative size cancels reservations."""
+        self._reserved_bytes += size_bytes
+
+    def fill(self, size_bytes: int) -> None:
+        """Counts room that fills have used; a negative size counts room that removals have
+        freed."""
+        self._filled_bytes += size_bytes
+        if self._filled_bytes > LOOK_BYTES:
+            self._next_look_s = 0.0

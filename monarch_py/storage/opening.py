@@ -5,6 +5,7 @@ import logging
 from monarch_py.config.schema import Config, TierConfig
 from monarch_py.errors import TierError
 from monarch_py.storage.durability import Keeper
+from monarch_py.storage.memory import MemoryRoom
 from monarch_py.storage.tiers import Tier, refuse_replaceable
 
 log = logging.getLogger("monarch.tiers")
@@ -17,6 +18,7 @@ class OpenTiers:
         append further tiers, which `close` closes too
     keepers : the keeper of each persistent tier, by number
     why : for each configured tier, why it is not used; "" for a tier in use
+    memory_room : the memory that all RAM tiers share
     """
 
     def __init__(self, config: Config) -> None:
@@ -24,6 +26,7 @@ class OpenTiers:
         self.tiers: list[Tier | None] = []
         self.keepers: dict[int, Keeper] = {}
         self.why: list[str] = []
+        self.memory_room = MemoryRoom()
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
@@ -45,7 +48,7 @@ class OpenTiers:
 
     def _open(self, number: int, config: TierConfig) -> Tier:
         refuse_replaceable(config.mount_point)
-        tier = Tier(config, config_file=self._config.file)
+        tier = Tier(config, config_file=self._config.file, memory_room=self.memory_room)
         try:
             if config.persistent:
                 self.keepers[number] = Keeper(tier, self._config.block_size_bytes)

@@ -24,8 +24,8 @@ from monarch_py.errors import MonarchError, TierError
 from monarch_py.ipc.session import HeldError, hold, holder_of, private_directory
 from monarch_py.native import lib
 from monarch_py.policies.placement import TierRoom, slack_of
-from monarch_py.storage import memory
 from monarch_py.storage.apart import make_apart
+from monarch_py.storage.memory import MemoryRoom
 from monarch_py.storage.shortage import MARGIN_BYTES, shortage
 from monarch_py.util.ownership import Doubt, doubts
 
@@ -38,11 +38,9 @@ NAME_BYTES, ROW_BYTES = 64, 448
 # Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
 # more than half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
-# Reading the free memory takes a millisecond, and reading the size of the directory takes several
-# system calls. The daemon places small files in up to a thousand portions a second, so it keeps
-# both values for LOOK_S [s]. It reads the free memory earlier if more than LOOK_BYTES were filled
-# since the last reading.
-LOOK_S, LOOK_BYTES = 0.05, 64 << 20
+# Reading the size of the directory takes several system calls. The daemon places small files in up
+# to a thousand portions a second, so it keeps the value for LOOK_S [s].
+LOOK_S = 0.05
 # Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
 # the moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -152,7 +150,11 @@ class Tier:
     """
 
     def __init__(
-        self, config: TierConfig, below: str = "", config_file: Path | None = None
+        self,
+        config: TierConfig,
+        below: str = "",
+        config_file: Path | None = None,
+        memory_room: MemoryRoom | None = None,
     ) -> None:
         self.config = config
         self.usable, self.lost, self.unrecorded, self.gone = True, "", "", ""
@@ -163,11 +165,8 @@ class Tier:
         # difference [bytes].
         self._excess: dict[int, int] = {}
         self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
-        # `_memory_bytes` : the free memory at its last reading.
-        # `_next_look_s` : the time from which the free memory is read again [s].
-        # `_filled_bytes` : the room that fills have used since the last reading, minus the room
-        #     that removals have freed.
-        self._memory_bytes, self._next_look_s, self._filled_bytes = 0, 0.0, 0
+        # The room of an SSD tier does not depend on memory, so what it takes counts for no tier.
+        self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
@@ -339,7 +338,7 @@ class Tier:
         if self.cap_bytes is not None:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
-            limits.append(self._memory_left() - self.reserved_bytes)
+            limits.append(self._memory.left_bytes())
         # If less than a block is free, report no room at all, not even for empty files, whose names
         # occupy room. Otherwise fills would be retried on a full disk forever.
         if min(limits) < self.block_bytes:
@@ -355,13 +354,6 @@ class Tier:
             return ""
         return shortage(config.mount_point, config.quota_bytes, used, self.fd)
 
-    def _memory_left(self) -> int:
-        now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._memory_bytes, self._filled_bytes = memory.available_bytes(), 0
-            self._next_look_s = now_s + LOOK_S
-        return self._memory_bytes - self._filled_bytes
-
     def rounded(self, size: int) -> int:
         return -(-size // self.block_bytes) * self.block_bytes
 
@@ -369,7 +361,7 @@ class Tier:
         """Reserves room for fills; sizes : (fills,) [bytes]."""
         needed = int(self.rounded_all(sizes).sum())
         self.used_bytes += needed
-        self.reserved_bytes += needed
+        self._promise(needed)
         self.used_inodes += len(sizes)
 
     def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
@@ -379,22 +371,26 @@ class Tier:
         sizes, taken : (fills,) each copy's size, and the room that it occupies on the tier [bytes]
         """
         reserved = self.rounded_all(sizes)
+        total = int(reserved.sum())
         excess = np.maximum(taken.astype(np.int64) - reserved, 0)
         for i in np.flatnonzero(excess).tolist():
             self._excess[int(numbers[i])] = int(excess[i])
         more = int(excess.sum())
-        self.reserved_bytes -= int(reserved.sum())
+        self._promise(-total)
         self.used_bytes += more
         self.files += len(sizes)
-        self._filled_bytes += int(reserved.sum()) + more
-        if self._filled_bytes > LOOK_BYTES:
-            self._next_look_s = 0
+        self._memory.fill(total + more)
 
     def give_back(self, size: int) -> None:
         """Frees the room of a failed fill that has left nothing on the tier."""
-        self.reserved_bytes -= self.rounded(size)
+        self._promise(-self.rounded(size))
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
+
+    def _promise(self, size_bytes: int) -> None:
+        """Reserves room for unfinished fills; a negative size cancels reservations."""
+        self.reserved_bytes += size_bytes
+        self._memory.reserve(size_bytes)
 
     def adopt(self, sizes: Uints) -> None:
         """Counts copies that earlier sessions have left in the tier; sizes : (copies,) [bytes]."""
@@ -412,7 +408,7 @@ class Tier:
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
         self.files -= 1
-        self._filled_bytes -= took
+        self._memory.fill(-took)
 
     def note_full(self) -> None:
         """Limits the tier to the room that its present copies occupy, because the disk has become

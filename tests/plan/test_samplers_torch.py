@@ -123,8 +123,8 @@ def test_numbers_with_replacement_take_two_draws_from_large_datasets(high: int) 
 @example(257, 8)
 @EXAMPLES
 def test_the_permutation_of_a_large_dataset_in_small(length: int, seed: int) -> None:
-    """The algorithm that torch uses for the largest datasets, for a few items, written down a second
-    time. The long test below compares the algorithm itself with torch."""
+    """Compares the algorithm that torch uses for the largest datasets with a second implementation,
+    for a few items. The long test below compares it with torch."""
     expected: list[int] = []
     draws = Mersenne(seed).draw64(length).tolist()
     for item, drawn in enumerate(draws):

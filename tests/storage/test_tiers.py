@@ -20,7 +20,7 @@ from support.session import wait_until
 from monarch_py.config.schema import TierConfig
 from monarch_py.errors import TierError
 from monarch_py.native import lib
-from monarch_py.storage import memory, tiers
+from monarch_py.storage import memory
 from monarch_py.storage.shortage import MARGIN_BYTES
 from monarch_py.storage.tiers import Tier, copy_name, copy_number, tier_root
 
@@ -235,7 +235,7 @@ def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
     tier.block_bytes = 4096
     tier.used_bytes = tier.used_inodes = tier.reserved_bytes = tier.files = 0
     tier._excess = {}
-    tier._filled_bytes, tier._next_look_s = 0, 0.0
+    tier._memory = memory.MemoryRoom()
     tier.reserve(sizes(*(size for size, _, _ in fills)))
     done = [(size, tier.rounded(size) + more) for size, more, good in fills if good]
     numbers = range(1, len(done) + 1)
@@ -302,7 +302,7 @@ def test_what_was_filled_since_the_last_look_at_the_memory_counts(
         return 200 * MIB
 
     monkeypatch.setattr(memory, "available_bytes", look)
-    monkeypatch.setattr(tiers, "LOOK_S", 60)
+    monkeypatch.setattr(memory, "LOOK_S", 60)
     tier = open_tier(kind="ram", quota_bytes=1 << 40)
     tier.reserve(sizes(MIB, MIB))
     assert tier.room().free_bytes == 198 * MIB
@@ -316,6 +316,49 @@ def test_what_was_filled_since_the_last_look_at_the_memory_counts(
     tier.settle(sizes(3), sizes(65 * MIB), sizes(65 * MIB))
     assert tier.room().free_bytes == 200 * MIB
     assert len(looks) == 2
+
+
+def test_ram_tiers_share_the_memory_and_look_at_it_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise two tiers would both promise the last free memory to their fills, and the kernel
+    would kill a process of the job."""
+    looks = []
+
+    def look() -> int:
+        looks.append(True)
+        return 100 * MIB
+
+    monkeypatch.setattr(memory, "available_bytes", look)
+    monkeypatch.setattr(memory, "LOOK_S", 60)
+    room = memory.MemoryRoom()
+    with ExitStack() as stack:
+
+        def make(name: str, kind: str = "ram") -> Tier:
+            (tmp_path / name).mkdir()
+            config = TierConfig(tmp_path / name, 1 << 40, kind, persistent=False)
+            tier = Tier(config, memory_room=room)
+            stack.callback(tier.close)
+            return tier
+
+        one, other, ssd = make("one"), make("other"), make("ssd", "ssd")
+
+        def left() -> tuple[int, int]:
+            return one.room().free_bytes // MIB, other.room().free_bytes // MIB
+
+        assert left() == (100, 100)
+        one.reserve(sizes(30 * MIB))
+        assert left() == (70, 70)
+        one.settle(sizes(1), sizes(30 * MIB), sizes(30 * MIB))
+        other.reserve(sizes(20 * MIB))
+        assert left() == (50, 50)
+        other.give_back(20 * MIB)
+        ssd.reserve(sizes(10 * MIB))
+        ssd.settle(sizes(2), sizes(10 * MIB), sizes(10 * MIB))
+        assert left() == (70, 70)
+        one.release(1, 30 * MIB)
+        assert left() == (100, 100)
+    assert len(looks) == 1
 
 
 def test_an_ssd_tier_does_not_ask_about_memory(

@@ -18,6 +18,7 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.policies.node import NodePolicy
 from monarch_py.policies.placement import take
+from monarch_py.storage.memory import MemoryRoom
 from monarch_py.storage.staging_area import default_area
 from monarch_py.storage.tiers import Tier, refuse_replaceable
 
@@ -28,7 +29,9 @@ log = logging.getLogger("monarch.staging")
 AT_ONCE = 16
 
 
-def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier | None:
+def open_staging(
+    config: Config, session: SessionDir, memory_room: MemoryRoom, *, needed: bool
+) -> Tier | None:
     """Opens the staging area of the configuration. If no area is configured but one is `needed`,
     creates one in shared memory. Returns None if there is no area, or if the area cannot be opened;
     the source then serves the files that this node does not keep."""
@@ -37,7 +40,7 @@ def open_staging(config: Config, session: SessionDir, *, needed: bool) -> Tier |
     try:
         found = config.staging or default_area(len(config.tiers))
         refuse_replaceable(found.mount_point)
-        tier = Tier(found, session.staging, config.file)
+        tier = Tier(found, session.staging, config.file, memory_room)
         try:
             tier.remove_all(tier.listing()["number"])  # left behind by a daemon that was killed
         except OSError as error:
