@@ -300,7 +300,7 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
  * members were listed. `members` must be in the order of their positions in the archive. Call this
  * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since then. */
 struct monarch_member {
-    uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
+    uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
     int64_t mtime_ns;
 };
@@ -419,8 +419,8 @@ enum monarch_count {
 };
 /* Returns the counter's value. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
-/* Stops the engine and abandons unfinished orders. Limit and result are those of
- * monarch_scan_stop. */
+/* Stops the engine and abandons unfinished orders. Joins the threads within `limit_ms`, and returns
+ * what monarch_scan_stop returns. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

@@ -30,7 +30,7 @@
 
 struct list {
     const char *text;
-    uint32_t *order; /* offsets of the paths, shuffled */
+    uint32_t *order; /* offsets of the paths in `text`, shuffled */
     const char *first;
     uint64_t count, next;
 };

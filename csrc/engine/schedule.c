@@ -176,7 +176,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* `f` is the first fill, and is chosen */
+        if (!rank) /* the reader of the first fill has no rank, so no later fill can be chosen */
             break;
     }
     return chosen;

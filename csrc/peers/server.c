@@ -124,8 +124,8 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Returns whether a thread may wait in a call on its connection's socket, which costs less than a
- * wait by epoll. A thread may do so only while there are enough threads for all other active
+/* Returns whether a thread may block in a call on its connection's socket, which costs less than
+ * waiting with epoll. A thread may block only while there are enough threads for all other active
  * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&

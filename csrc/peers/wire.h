@@ -47,7 +47,7 @@ struct monarch_peer_request {
     uint64_t first, length;
     uint16_t is_awaited; /* a reader waits for exactly these bytes */
     uint16_t is_doubted; /* the block arrived wrong before, so the receiver should check its copy */
-    uint16_t is_owner;   /* the sender takes the receiver for the file's owner */
+    uint16_t is_owner;   /* the sender considers the receiver the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
 };

@@ -54,9 +54,9 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * have kept the file had no room for it. `ids` gets the numbers of the files' entries; it has room
  * for MONARCH_MOVED. Returns how many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which requests for files without a copy on this node wait until it is known which files this node
- * keeps. At first all such requests wait. A request that does not wait is answered with
- * UNKNOWN_FILE. */
+/* Until it is known which files this node keeps, this value says which requests for files without a
+ * copy on this node have to wait. At first all such requests wait. A request that does not wait is
+ * answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */

@@ -346,7 +346,7 @@ struct monarch_change {
  * datagram ends before the field `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
-    uint64_t id;      /* number of the file's entry, or monarch_unmet */
+    uint64_t id; /* number of the file's entry; without an entry, the result of monarch_unmet */
     uint32_t is_read; /* 1: the program has just read the whole file */
     uint32_t source;
     uint32_t path_len;
