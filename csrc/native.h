@@ -149,10 +149,10 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances: one for
  * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. If `wanted` is 0, the first allowance stays as
- * it is; but if it was for all names, it becomes 0. Any other `wanted` replaces the first
- * allowance. `more_others` is added to the second allowance. A wanted directory can always be
- * listed. Any other directory is listed only while the second allowance is not used up. */
+ * directories. A negative number allows all names. `wanted` replaces the first allowance. But if
+ * `wanted` is 0, a limited first allowance stays as it is; only an unlimited one becomes 0.
+ * `more_others` is added to the second allowance. A wanted directory can always be listed. Any
+ * other directory is listed only while the second allowance is not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */

@@ -1,4 +1,4 @@
-/* Answers demands, by which readers wait for parts of files. Also tells which files clients have
+/* Answers the demands of readers that wait for parts of files. Also tells which files clients have
  * requested. */
 #pragma once
 

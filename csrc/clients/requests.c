@@ -1,5 +1,5 @@
-/* Reads, for the daemon, what clients tell the daemon: clients set bits for files, report files
- * that they change, and ring the doorbell. The daemon's loop sleeps on the doorbell. */
+/* Reads what clients report to the daemon: the bits that they set for files, and the files that
+ * they change. Also lets the daemon's loop sleep until a client rings the doorbell. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>

@@ -81,7 +81,8 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        monarch_remove_copy(job); /* safe: no other copy ever has this number */
+        /* this removes no other copy, because numbers of copies are never reused */
+        monarch_remove_copy(job);
         return -1;
     }
     return fd;

@@ -19,10 +19,10 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* How late a passed deadline may be noticed while any connection has a request [ms]. */
+/* While any connection has a request, a passed deadline is noticed within this time [ms]. */
 #define TICK_MS 100
-/* How late a passed deadline may be noticed while no connection has a request [ms]. An idle server
- * wakes only this often. */
+/* While no connection has a request, a passed deadline is noticed within this time [ms]. An idle
+ * server wakes only this often. */
 #define IDLE_TICK_MS 5000
 /* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
  * third of the buffer is free. Until then, the kernel must be able to continue to send, so the

@@ -152,8 +152,8 @@ struct monarch_control {
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
     uint32_t fill_on_open; /* 1: an open of a file requests its copy */
-    /* How much of a file programs must have requested before the file is filled [1 / MONARCH_SHARES
-     * of the file]. */
+    /* The part of a file that programs must have requested before the daemon fills the file, in
+     * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
     /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
      * at the source, and the daemon then makes the copy through the program's descriptor. 0:
