@@ -281,9 +281,9 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
  * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists files of one source of which programs have handed over descriptors, and which have no entry
- * in the catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at
- * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
+/* Lists the files of one source that have no entry in the catalog and whose descriptors programs
+ * have handed over. Writes the attributes of at most `max` files to `entries`, and their paths, of
+ * at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
  * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
  * have passed since the descriptor came, and the daemon's loop has had two iterations since this
@@ -377,10 +377,10 @@ struct monarch_home {
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. The engine does
- * so in three cases: a file needs a fill that the grant does not let the engine order; an order
- * ends that may have made room for such a file; a fill ends whose copy the engine has not
- * published. Returns whether the engine has left any work to the loop since the last call. */
+/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. That happens in
+ * three cases: a file needs a fill, but the grant does not let the engine order it; an order has
+ * ended, so there may be room for such a file now; a fill has ended, but the engine has not
+ * published the copy. Returns whether the engine has left any work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
  * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the

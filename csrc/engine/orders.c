@@ -155,8 +155,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
- * number. An order that a descriptor waits for goes into the queue of files in use instead, so that
- * it does not wait behind orders for files that no program uses yet. */
+ * number. If a descriptor waits for an order, the order goes into the queue of files in use
+ * instead. So it does not wait behind orders for files that no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);

@@ -6,7 +6,7 @@
 
 struct work {
     struct job *job; /* the order to begin, or NULL */
-    /* if job is NULL: the fill of which the caller must move one unit or one block */
+    /* if job is NULL: the caller must move one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
     int is_unit; /* 1: a unit must be moved; 0: a block */

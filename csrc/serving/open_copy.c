@@ -16,8 +16,8 @@
  * the other slots. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
- * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, the
- * longest that a reader on the peer's node should wait before it reads the source itself. */
+ * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
+ * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
 /* Maximum number of times that is_meant reads an entry's attributes. It repeats the read if the
  * daemon changed the attributes meanwhile. */

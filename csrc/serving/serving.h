@@ -50,9 +50,9 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call. This node begins to keep a
- * file if a peer takes this node for the file's owner, for example because the nodes that should
- * have kept the file had no room for it. `ids` gets the numbers of the files' entries; it has room
- * for MONARCH_MOVED. Returns how many files there are. */
+ * file if a peer considers it the file's owner, for example because other nodes had no room for the
+ * file. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
+ * many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Until it is known which files this node keeps, this value says which requests for files without a
  * copy on this node have to wait. At first all such requests wait. A request that does not wait is

@@ -177,7 +177,7 @@ struct monarch_control {
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
      * the page cache. After a program has read such a file, the daemon would have to read it from
-     * the source again. So programs do not hand such files over. */
+     * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
