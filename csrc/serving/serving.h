@@ -87,8 +87,8 @@ uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* Connect the engine with the peers. monarch_engine_peer sets the peer to which orders refer by
- * `number`. monarch_engine_holdings sets the holdings that the engine informs of its fills. Before
- * a peer or the holdings are freed, set NULL in their place. */
+/* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
+ * orders refer by `number`. monarch_engine_holdings sets the holdings that the engine informs of
+ * its fills. Before a peer or the holdings are freed, set NULL in their place. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

@@ -614,8 +614,8 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 #endif
 
 /* These functions look entries up. monarch_path_hash returns the `hash` of an entry with this path.
- * Unless its comment says otherwise, each other function returns the number of the entry that it
- * finds, or -1. */
+ * Each other function returns the number of the entry that it finds, or -1, unless its comment says
+ * otherwise. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
