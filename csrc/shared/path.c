@@ -92,7 +92,7 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may be replacing it */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may change it */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
