@@ -14,8 +14,8 @@
  * next), direct (the kernel keeps no pages), attr_timeout=SECONDS (how long the kernel may trust
  * names and attributes; 1 by default), link=FILE (all mounts that name this file share one link,
  * each at its own rate, like several clients of one server), flush (each close of a descriptor
- * sends a request and waits for the answer), until_eof (the program unmounts and ends at the end of
- * standard input, which also comes if the process that started it is killed).
+ * sends a request and waits for the answer), until_eof (the program unmounts and ends when standard
+ * input ends, for example because the process at the other end of the pipe was killed).
  *
  * With FUSE's path-based interface, fstat() of an unlinked open file would fail and two hard links
  * would appear as two files, so the low-level one is used. The program therefore needs an O_PATH
@@ -60,7 +60,7 @@
  * libfuse's own loop has at most ten threads, too few for the loaders of a training job. */
 #define THREADS 64
 /* The largest read [bytes], as in many network file systems. libfuse 3.14 needs the same number in
- * init() and as a mount option; with only one of them it exits without a message. */
+ * init() and as a mount option; if one of them is missing, libfuse exits without a message. */
 #define MAX_READ 131072
 #define MAX_READ_OPTION "max_read=131072"
 
@@ -72,7 +72,8 @@ static struct options {
 
 /* ---- files ---- */
 
-/* The kernel has followed links and checked access; buffers here are not aligned for O_DIRECT. */
+/* Two flags are not passed on to BACKING. O_NOFOLLOW: the kernel has already followed the links.
+ * O_DIRECT: the buffers of this program are not aligned. */
 #define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
 
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
@@ -305,7 +306,7 @@ static void map_control(const char *path) {
     control->magic = CONTROL_MAGIC;
 }
 
-/* The mount that comes first creates the file. */
+/* Maps the file of a shared link. The first mount that names the file creates it. */
 static void share_link(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd == -1 || ftruncate(fd, sizeof *link_free_ns) == -1)
@@ -316,7 +317,8 @@ static void share_link(const char *path) {
     close(fd);
 }
 
-/* Root may go beyond its hard limit, which containers set as low as 20,000. */
+/* Raises the limit as far as allowed. Root may exceed the hard limit, which some containers set as
+ * low as 20,000. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
     if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1)

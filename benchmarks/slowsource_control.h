@@ -15,17 +15,18 @@ enum kind { KINDS(X) N_KINDS };
 
 struct control {
     uint64_t magic, version;
-    _Atomic uint64_t ready;               /* 1 from the kernel's first request on */
-    _Atomic uint64_t rate;                /* [bytes/s], of the link; 0: no limit */
-    _Atomic uint64_t fail;                /* errno of every operation; 0: none fails */
-    _Atomic uint64_t latency_ns[N_KINDS]; /* read again during the wait */
+    _Atomic uint64_t ready; /* 1 once the kernel has sent the first request */
+    _Atomic uint64_t rate;  /* rate of the link [bytes/s]; 0: no limit */
+    _Atomic uint64_t fail;  /* errno with which every operation fails; 0: none fails */
+    _Atomic uint64_t latency_ns[N_KINDS]; /* operations that wait already obey changes too */
     _Atomic uint64_t count[N_KINDS];
     _Atomic uint64_t bytes_read, bytes_written;
 };
 static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
 
 static struct control *control;
-/* The time at which the link is free again [ns]; in a file if several mounts share the link. */
+/* *link_free_ns is the time at which the link is free again [ns]. If several mounts share the link,
+ * it is in a file that they all map, else in own_link. */
 static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {

@@ -103,10 +103,10 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
         fuse_reply_entry(req, &e);
 }
 
-/* Between as_caller and give_to_caller, files that root creates get the caller's group, or the
- * directory's group if the directory is set-group-id, by the kernel's own rule. setfsuid would do
- * the same for the user, but would also remove the right to write to directories that the caller
- * may write to through a supplementary group. */
+/* Between as_caller and give_to_caller, a file that root creates gets the caller's group, or the
+ * directory's group if the directory is set-group-id. The kernel applies this rule itself. setfsuid
+ * would also set the user, but would take away the write access that the caller has only through a
+ * supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);
@@ -246,7 +246,8 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t dir, const char *name) {
         done(req, unlinkat(node(dir)->fd, name, AT_REMOVEDIR));
 }
 
-/* Called by number: the wrapper is newer than the oldest C library that this is built against. */
+/* Calls renameat2 by its number, because the oldest C libraries for which this program is built
+ * have no function for it. */
 static void op_rename(fuse_req_t req, fuse_ino_t from, const char *name, fuse_ino_t to,
                       const char *new_name, unsigned flags) {
     if (refused(req, k_other))

@@ -149,10 +149,10 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances: one for
  * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. If `wanted` is 0, the first allowance stays as
- * it is; but if it was for all names, it becomes 0. Any other `wanted` replaces the first
- * allowance. `more_others` is added to the second allowance. A wanted directory can always be
- * listed. Any other directory is listed only while the second allowance is not used up. */
+ * directories. A negative number allows all names. `wanted` replaces the first allowance. But if
+ * `wanted` is 0, a limited first allowance stays as it is; only an unlimited one becomes 0.
+ * `more_others` is added to the second allowance. A wanted directory can always be listed. Any
+ * other directory is listed only while the second allowance is not used up. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -281,9 +281,9 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
  * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists files of one source of which programs have handed over descriptors, and which have no entry
- * in the catalog. Writes the attributes of at most `max` files to `entries`, and their paths, of at
- * most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
+/* Lists the files of one source that have no entry in the catalog and whose descriptors programs
+ * have handed over. Writes the attributes of at most `max` files to `entries`, and their paths, of
+ * at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
  * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
  * have passed since the descriptor came, and the daemon's loop has had two iterations since this
@@ -300,7 +300,7 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
  * members were listed. `members` must be in the order of their positions in the archive. Call this
  * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since then. */
 struct monarch_member {
-    uint64_t hash; /* XXH3-64 of the path in the source, relative to its root */
+    uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
     int64_t mtime_ns;
 };
@@ -377,10 +377,10 @@ struct monarch_home {
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. The engine does
- * so in three cases: a file needs a fill that the grant does not let the engine order; an order
- * ends that may have made room for such a file; a fill ends whose copy the engine has not
- * published. Returns whether the engine has left any work to the loop since the last call. */
+/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. That happens in
+ * three cases: a file needs a fill, but the grant does not let the engine order it; an order has
+ * ended, so there may be room for such a file now; a fill has ended, but the engine has not
+ * published the copy. Returns whether the engine has left any work since the last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
  * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the
@@ -419,8 +419,8 @@ enum monarch_count {
 };
 /* Returns the counter's value. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
-/* Stops the engine and abandons unfinished orders. Limit and result are those of
- * monarch_scan_stop. */
+/* Stops the engine and abandons unfinished orders. Joins the threads within `limit_ms`, and returns
+ * what monarch_scan_stop returns. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

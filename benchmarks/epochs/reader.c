@@ -21,7 +21,7 @@
 
 struct epoch {
     char **paths;
-    uint64_t count, next, bytes, failed; /* the last three are atomic */
+    uint64_t count, next, bytes, failed; /* next, bytes and failed are atomic */
     size_t block;
 };
 

@@ -4,10 +4,10 @@
  *
  * LIST contains paths, each ended by a NUL. In every epoch each file is opened, read to its end in
  * preads of 256 KiB and closed once. The order is random and different in each epoch. If SHARE is
- * below 1, every epoch reads the same random part of the list. The program prints
- * the line {} before the first open, and one line of JSON after each epoch: seconds, the CPU time
- * of this process, bytes, files that failed, and the median and 99th percentile of the time from
- * before a file's open until its last byte [s].
+ * below 1, every epoch reads the same random part of the list. The program prints the line {}
+ * before the first open, and one line of JSON after each epoch: the duration, the CPU time of this
+ * process, the bytes, the number of files that failed, and the median and the 99th percentile of
+ * the files' times. A file's time lasts from its open to its last byte. All times are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>

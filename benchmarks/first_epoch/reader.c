@@ -4,9 +4,9 @@
  *
  * LIST contains paths, each ended by a NUL. Threads take whole files from the list, in its order.
  * With `random` they take the blocks of all files in one random order, and read each once by pread.
- * The answer is one JSON object: seconds, bytes, files that failed, the longest time until a thread
- * had its first block, the times of single reads (median, 99 %, longest), all in seconds, and the
- * bytes read in each 50 ms.
+ * The program prints one JSON object: the duration, the bytes, the number of files that failed, the
+ * longest time that a thread took to get its first block, the median, 99th percentile and maximum
+ * of the times of single reads, and the bytes read in each 50 ms. All times are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +27,8 @@
 
 static char **paths;
 static uint64_t count, next_item, failed, total, start_ns;
-static uint64_t *blocks, block_count; /* random: file << 32 | number of the block */
+/* blocks, for `random`: index of the file << 32 | number of the block in the file */
+static uint64_t *blocks, block_count;
 static int *descriptors;
 static size_t block;
 static const char *how;

@@ -1,15 +1,15 @@
-/* Does one kind of operation n times and reports how long that took. The benchmark runs this
- * program twice, with and without the preload library, and lets the two take turns: on a machine
- * that others use too, only the ratio of their times is meaningful.
+/* Does one kind of operation n times and reports how long that took. The benchmark starts this
+ * program once with and once without the preload library, and sends rounds to the two processes in
+ * turn. On a machine that others use too, only the ratio of the two times is meaningful.
  *
  *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; the other words are added
  *                                       to the environment of programs that `spawn` starts
  *
  * The line "OPERATION N" on standard input runs one round. The answer is one line: the wall time
  * and the CPU time of this thread [ns], the number of operations that failed, and the number of
- * names that were listed. `list` and operations on `random` paths go through a permutation of the
- * list, which is the same for the same seed, and each round continues where the last one ended. All
- * other operations use the list's first path.
+ * names that were listed. `list`, `open-random` and `stat-random` go through the paths in a random
+ * order, which depends on SEED alone; each round continues where the last one ended. All other
+ * operations use the list's first path.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -30,7 +30,7 @@
 
 struct list {
     const char *text;
-    uint32_t *order; /* offsets of the paths, shuffled */
+    uint32_t *order; /* offsets of the paths in `text`, shuffled */
     const char *first;
     uint64_t count, next;
 };

@@ -1,11 +1,11 @@
-/* Answers demands, by which readers wait for parts of files. Also tells which files clients have
+/* Answers the demands of readers that wait for parts of files. Also tells which files clients have
  * requested. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Returns whether a client has requested the file, and the daemon has not taken the request from
- * the bitmap yet. If so, the file will not stay ABSENT: a fill is about to be ordered. */
+/* Returns whether a client has requested the file and the daemon has not yet taken the request from
+ * the bitmap. If so, a fill is about to be ordered, so the file will not stay ABSENT. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Answers the demands for units [first, first + count) of an entry. The readers that wait for these
  * units wake, and check again which units can be read. */

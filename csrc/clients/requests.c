@@ -1,5 +1,5 @@
-/* Reads, for the daemon, what clients tell the daemon: clients set bits for files, report files
- * that they change, and ring the doorbell. The daemon's loop sleeps on the doorbell. */
+/* Reads what clients report to the daemon: the bits that they set for files, and the files that
+ * they change. Also lets the daemon's loop sleep until a client rings the doorbell. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -16,7 +16,8 @@ static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count,
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        if (id < count) /* a client that still uses an earlier daemon's numbers may set any bit */
+        /* a client that uses the entry numbers of an earlier daemon may set any bit */
+        if (id < count)
             ids[n++] = id;
     }
     return n;

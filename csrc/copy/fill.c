@@ -81,7 +81,8 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        monarch_remove_copy(job); /* safe: no other copy ever has this number */
+        /* this removes no other copy, because numbers of copies are never reused */
+        monarch_remove_copy(job);
         return -1;
     }
     return fd;
@@ -389,7 +390,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
         if (r == 0 && f->units == 1 && job->peer[0] < 0 && !was_handed && e->control)
             monarch_note_speed(e, job->entry.source, f->source_ns);
     } else {
-        /* files that were read from a pack count too */
+        /* MONARCH_FILES also counts files that were read from a pack */
         enum monarch_count whose = f->gave ? MONARCH_PEER_FILES : MONARCH_FILES;
         __atomic_fetch_add(&e->counts[whose], r == 0, __ATOMIC_RELAXED);
     }

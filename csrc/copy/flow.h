@@ -9,7 +9,7 @@
 
 struct endpoint {
     struct monarch_flow flow; /* atomic */
-    uint32_t busy;            /* atomic: number of threads that use it now */
+    uint32_t busy;            /* atomic: number of threads that use the endpoint now */
 };
 
 /* A visit: one thread uses an endpoint, from monarch_visit to monarch_leave. */

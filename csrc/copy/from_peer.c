@@ -14,20 +14,21 @@
  * gets nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* for bytes that a reader waits for */
 #define TRIES 8       /* for all other bytes, which can wait longer */
-/* How long [ns] to wait for a peer that answers COMING, which means that the peer is receiving the
- * bytes from the source. If this node asked the source as well, the bytes would come no sooner, and
- * other readers would be delayed. */
-/* For bytes for which a reader waits: less than the 5 s that the reader waits for a live daemon. */
+/* A peer answers COMING while it is receiving the bytes from the source. If this node asked the
+ * source as well, the bytes would come no sooner, and other readers would be delayed. */
+/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. The time
+ * is shorter than the 5 s for which the reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
-/* For all other bytes: as long as a thread can be spared. */
+/* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. A thread
+ * can be spared for this long. */
 #define COMING_NS 30000000000ULL
 /* A peer that is still filling the file sends the last block only when its own copy is complete.
  * So a reader waits for that block only if the copy on this node lacks at most this many blocks. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails later than this [ns] after the fetch began, and a reader waits for the bytes, the
- * next peer is not asked: the bytes come from the source. */
+/* If a peer fails and a reader waits for the bytes, the next peer is asked only within this time
+ * [ns] after the fetch began. Later, the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");

@@ -1,6 +1,6 @@
 /* An order makes the engine do one thing with one file or copy (enum monarch_job_kind). This header
- * declares the data of an order, and functions that record the order's failure or that name or
- * remove its copy. */
+ * declares the data of an order, and functions that record its failure, name its copy and remove
+ * its copy. */
 #pragma once
 
 #include <sys/types.h>

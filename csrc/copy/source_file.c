@@ -189,8 +189,9 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* For a file of at least this many bytes, O_DIRECT saves more processor time than its two calls of
  * fcntl take. */
 #define DIRECT_BYTES 16384
-/* Of the files that could be read with O_DIRECT, every PROBED-th is read through the page cache. If
- * these reads show that the page cache has most files, the others are read through it again. */
+/* While O_DIRECT is better for a source, every PROBED-th file that could be read with O_DIRECT is
+ * read through the page cache instead. If these reads show that most of the source's files are in
+ * the page cache, all its files are read through the page cache again. */
 #define PROBED 32
 /* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
 #define DIRECT_ROUND 4096
@@ -203,7 +204,7 @@ static int may_read_directly(const struct fill *f, uint64_t n) {
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;
 }
 
-/* Returns whether O_DIRECT is better for such a file of this source. */
+/* Returns whether to use O_DIRECT for the source's next file that may be read with O_DIRECT. */
 static int is_direct_better(struct monarch_engine *e, unsigned source) {
     uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
                        ~__atomic_load_n(&e->buffered_sources, __ATOMIC_RELAXED);

@@ -24,7 +24,7 @@ struct monarch_engine {
     /* The copies that this node offers to its peers. A peer that waits for a file is woken after
      * each unit of the file. NULL for none. Atomic. */
     struct monarch_holdings *holdings;
-    /* A thread calls this function, which serves waiting readers, while it has to wait for a peer.
+    /* Serves waiting readers. A thread calls this function while it has to wait for a peer.
      * `buffer` has MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
     /* bytes_per_s, ops_per_s: the most bytes and operations per second that are requested from the

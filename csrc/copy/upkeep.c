@@ -132,7 +132,7 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    /* since Linux 6.3, this keeps the read from counting as a use of the pages */
+    /* with this advice, since Linux 6.3, the read does not count as a use of the pages */
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {

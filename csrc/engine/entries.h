@@ -1,5 +1,6 @@
-/* The queues of orders, and the queued orders and the unfinished fills, found by their entries. The
- * caller of each function holds the pool's lock, unless no other thread sees the queue. */
+/* The queues of orders, and the tables in which queued orders and unfinished fills are found by
+ * their entries. The caller of each function holds the pool's lock, unless no other thread sees the
+ * queue. */
 #pragma once
 
 #include "engine/pool.h"

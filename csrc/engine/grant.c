@@ -136,8 +136,8 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* The homes of this many entries are stored at a time. Then the lock is released, so that other
- * threads can take it. */
+/* Number of entries whose homes are stored before the lock is released. Other threads can then take
+ * the lock. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {

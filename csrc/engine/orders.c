@@ -125,7 +125,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* the order's room was already subtracted, so wait for the next grant */
+        g->holds = 0; /* the room was already subtracted, so order no fill until the next grant */
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));
@@ -155,8 +155,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
- * number. An order that a descriptor waits for goes into the queue of files in use instead, so that
- * it does not wait behind orders for files that no program uses yet. */
+ * number. If a descriptor waits for an order, the order goes into the queue of files in use
+ * instead. So it does not wait behind orders for files that no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);

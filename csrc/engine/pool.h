@@ -100,7 +100,8 @@ struct handovers;
 struct kept_table;
 
 struct pool {
-    struct monarch_engine shared; /* the first member: its address is the pool's address */
+    /* must be the first member, because its address is used as the pool's address */
+    struct monarch_engine shared;
     pthread_mutex_t lock;
     /* done: orders that have a result; told: orders whose result Python has taken */
     struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;

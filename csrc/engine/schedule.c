@@ -13,8 +13,7 @@
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
 /* While more than this many threads for peers are free, a peer's share of the threads does not
- * limit work that a reader waits for. The last free threads, as many as this, stay available for
- * other peers. */
+ * limit work that a reader waits for. So this many free threads stay available for other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because the pool's lock is
  * held during it. */
@@ -29,8 +28,8 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may go to the order's peer. More threads may go to a peer until the peer
- * has twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
+/* Returns whether a thread may ask the order's peer. Threads may be added to a peer until it has
+ * twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
  * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
  * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
@@ -157,10 +156,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses the fill of which the next unit is filled ahead of its reader; returns NULL if there is
- * none. *first gets the first fill in the list that could be served. This fill is usually the
- * result. A later fill is the result if the readers of both fills belong to ranks, and the later
- * fill's rank is due earlier. */
+/* Chooses the fill whose next unit is filled before a reader asks for it; returns NULL if there is
+ * no such fill. *first gets the first fill in the list that could be served. Usually this fill is
+ * also the result. A later fill is the result only if the readers of both fills belong to ranks,
+ * and the later fill's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -176,7 +175,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* `f` is the first fill, and is chosen */
+        if (!rank) /* the reader of the first fill has no rank, so no later fill can be chosen */
             break;
     }
     return chosen;

@@ -6,7 +6,7 @@
 
 struct work {
     struct job *job; /* the order to begin, or NULL */
-    /* if job is NULL: the fill of which the caller must move one unit or one block */
+    /* if job is NULL: the caller must move one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
     int is_unit; /* 1: a unit must be moved; 0: a block */
@@ -18,7 +18,7 @@ struct work {
 /* Returns the roles, as bits, of a thread that has finished its work and looks for more. */
 uint32_t monarch_roles_of(const struct worker *me);
 /* Finds the most urgent work within `roles`. Returns 0 if there is none. A thread that interrupts
- * its current work passes MONARCH_DOES_DEMANDS alone. Any other roles tell that the thread has
+ * its current work passes MONARCH_DOES_DEMANDS alone. Any other roles mean that the thread has
  * finished its current work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Returns the roles, as bits, of the threads of this origin that could do some of the waiting work;

@@ -14,7 +14,7 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer);
 /* Does a FILL that is in no queue and has a slot. The calling thread serves no other reader
  * meanwhile. */
 void monarch_do_handed(struct worker *w, struct job *job);
-/* Maps a thread's buffer of MONARCH_CHUNK bytes, of which only touched pages take memory. Returns
+/* Maps a thread's buffer of MONARCH_CHUNK bytes. Only pages that are touched take memory. Returns
  * NULL if memory is exhausted. */
 char *monarch_map_buffer(void);
 void monarch_unmap_buffer(char *buffer);

@@ -15,8 +15,8 @@ struct handed {
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
     /* is_told, is_ordered and told_at are used while the descriptor waits for its order (kept.c).
-     * is_told: policy knows of the file. is_ordered: there is an order to fill the file, which no
-     * thread has begun. */
+     * is_told: policy knows of the file. is_ordered: an order to fill the file exists, but no
+     * thread has begun the order. */
     int is_told, is_ordered;
     uint32_t told_at; /* iteration of the daemon's loop in which policy learned of the file */
     /* number of directory renames before the path was looked up; after a rename, the path may be
@@ -32,11 +32,11 @@ void monarch_give_back(struct pool *p, struct handed *h);
 void monarch_hand_to(struct handed *h, struct job *job);
 
 enum monarch_answer {
-    MONARCH_TAKEN, /* *job is the order; if it is NULL, another order fills the file, or no fill is
-                      needed */
-    /* policy must order the fill, or add the file to the catalog. There are three reasons: the
-     * grant does not cover the file; the catalog, or the list of placed files, is full; or an older
-     * copy must be removed first */
+    /* *job is the order. If *job is NULL, another order fills the file, or no fill is needed. */
+    MONARCH_TAKEN,
+    /* Policy must order the fill, or add the file to the catalog. There are three possible reasons:
+     * the grant does not cover the file; the catalog or the list of placed files is full; an older
+     * copy must be removed first. */
     MONARCH_REFUSED,
     /* policy has yet to act: there is no grant, or the order is not in its queue yet */
     MONARCH_NOT_YET,

@@ -23,7 +23,8 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table also has at most 1 / SHARE of the descriptors that this process may have open. */
+/* The table also has at most this part (1 / SHARE) of the descriptors that the process may have
+ * open. */
 #define SHARE 4
 /* A descriptor that still has no order is closed once both of these limits have passed. */
 #define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */

@@ -39,7 +39,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    /* bound_ms: the one of these two limits that applies now */
+    /* bound_ms: whichever of first_byte_ms and between_ms applies now */
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
      * the number of the next seal in its direction */
@@ -214,9 +214,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides whether the bytes before a SUM are accepted. If bytes do not match the sum, they have
- * usually rotted at the node that sent them, and get the status WRONG_BYTES. Bytes that were
- * changed in transit get the same status. */
+/* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum get the
+ * status WRONG_BYTES. They have usually rotted at the node that sent them, but may also have been
+ * changed in transit. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -233,10 +233,10 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 }
 
 /* Receives a small answer together with its frames in one call, because such an answer usually
- * arrives in one piece. Puts the received bytes at the end of the buffer, because they are later
- * moved to the buffer's beginning. Receives at most as many bytes as a complete answer has. So
- * bytes of the next answer can be among them only if this answer is shorter, for example an END
- * alone. */
+ * arrives in one piece. Puts the received bytes at the end of the buffer, because take_part moves
+ * the content to the beginning of the same buffer. Receives at most as many bytes as a complete
+ * answer has. So bytes of the next answer can be among them only if this answer is shorter, for
+ * example an END alone. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());

@@ -237,10 +237,10 @@ static int is_small(const connection *c, uint64_t there) {
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Sets the connection's state after one call has sent `sent` bytes of DATA, content, SUM and END,
- * as if each part had been sent separately. If the content was not sent completely, no byte of SUM
- * and END was sent either. SUM and END are then made again later, with the same numbers for their
- * seals. */
+/* Sets the connection's state after a single call was given DATA, content, SUM and END, and has
+ * sent `sent` bytes. Afterwards, the state is as if each part had been sent separately. If part of
+ * the content is still to be sent, SUM and END are made again later, with the same numbers for
+ * their seals. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);

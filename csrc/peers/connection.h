@@ -17,7 +17,7 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* What a connection needs to go on. */
+/* What a connection must do or wait for before it can continue. */
 enum monarch_peer_io_state {
     MONARCH_PEER_GO,       /* nothing: the connection can continue at once */
     MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */
@@ -60,8 +60,8 @@ struct monarch_peer_connection {
     int blocks; /* whether calls on the socket block */
 };
 
-/* The arguments of monarch_peer_step. Fields that are called the thread's own belong to one thread.
- * The threads of a server share the targets of all other pointers. */
+/* The arguments of monarch_peer_step. Fields marked "the thread's own" are used by one thread only.
+ * All other pointers lead to data that the server's threads share. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
@@ -87,8 +87,8 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* Call this when the callbacks (struct monarch_peer_files) may give other answers about this file
  * than before. The connections that wait for the file then call the callbacks again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes some connections call `open` again: those to which `open` has returned LATER, and for whose
- * requests `is_settled` returns true. */
+/* Makes a connection call `open` again if `open` has returned LATER to it, and if `is_settled`
+ * returns true for its request. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

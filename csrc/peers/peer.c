@@ -60,7 +60,7 @@ struct monarch_peer {
     uint64_t came_ns; /* time of the last answer of a request with a slot; under the lock */
     unsigned idle;
     int has_failed; /* the peer has failed since it last worked; under the lock */
-    int has_worked; /* the peer has ever worked; atomic */
+    int has_worked; /* the peer has worked at least once; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
     /* under the lock: list of the `struct use` of all threads that have a link. Followers still
      * wait for a link, and are not in the list. */
@@ -161,8 +161,8 @@ static void note_failure(peer *p) {
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* The failure is reported before it is noted here. So the success that follows cannot be
-     * reported before the failure. */
+    /* The failure is reported first, and noted here afterwards. So the report of a later
+     * success cannot come before the report of this failure. */
     note_failure(p);
     forget_idle(p);
 }
@@ -221,9 +221,10 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link on which the answer to an earlier request is still arriving. Waits for
- * the end of that answer, which has a time limit. Returns whether the caller then has the link. The
- * result is 0 if there was no such link, or if the earlier answer has broken the link. */
+/* Sends a request on a link while the answer to an earlier request is still arriving there, and
+ * waits for the end of that answer. The wait has a time limit. Returns whether the caller then has
+ * the link. The result is 0 if there was no such link, or if the earlier answer has broken the
+ * link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -238,7 +239,7 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* Like monarch_peer_fetch, over the link of `me`; monarch_peer_hang_up can end it. */
+/* Does what monarch_peer_fetch does on the link of `me`. monarch_peer_hang_up can end the call. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;
@@ -376,7 +377,7 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        /* ranges that a reader waits for need no slot, so their bytes are not counted */
+        /* a range that a reader waits for needs no slot, so its bytes do not count */
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);

@@ -19,10 +19,10 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* How late a passed deadline may be noticed while any connection has a request [ms]. */
+/* While any connection has a request, a passed deadline is noticed within this time [ms]. */
 #define TICK_MS 100
-/* How late a passed deadline may be noticed while no connection has a request [ms]. An idle server
- * wakes only this often. */
+/* While no connection has a request, a passed deadline is noticed within this time [ms]. An idle
+ * server wakes only this often. */
 #define IDLE_TICK_MS 5000
 /* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
  * third of the buffer is free. Until then, the kernel must be able to continue to send, so the
@@ -124,8 +124,8 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Returns whether a thread may wait in a call on its connection's socket, which costs less than a
- * wait by epoll. A thread may do so only while there are enough threads for all other active
+/* Returns whether a thread may block in a call on its connection's socket, which costs less than
+ * waiting with epoll. A thread may block only while there are enough threads for all other active
  * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&

@@ -47,7 +47,7 @@ struct monarch_peer_request {
     uint64_t first, length;
     uint16_t is_awaited; /* a reader waits for exactly these bytes */
     uint16_t is_doubted; /* the block arrived wrong before, so the receiver should check its copy */
-    uint16_t is_owner;   /* the sender takes the receiver for the file's owner */
+    uint16_t is_owner;   /* the sender considers the receiver the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
 };
@@ -76,7 +76,7 @@ enum monarch_peer_status {
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but could not be written here */
     MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
-    MONARCH_PEER_OTHER_NODE,  /* the other end has proved to be another node of the session */
+    MONARCH_PEER_OTHER_NODE, /* the other end is a node of the session, but not the one asked for */
     /* never sent: the file cannot be opened yet, so the server tries to open it again later */
     MONARCH_PEER_LATER,
     /* MOVED + n: node n keeps the file, because this node has no room for it. */

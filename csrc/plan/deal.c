@@ -22,7 +22,9 @@ struct step {
     /* by node. share: number of samples that the node takes without holding them, and so must load;
      * least: fewest samples that the node takes in all */
     int32_t *share, *least;
-    int32_t *moved, *queue; /* by node: state of the search for a free place */
+    /* The search for a free place (augment). moved: by node, the sample that would move to the
+     * node; queue: the nodes that the search has reached, in this order. */
+    int32_t *moved, *queue;
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;

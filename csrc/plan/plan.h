@@ -92,7 +92,7 @@ void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t uni
 
 struct monarch_deal {
     uint32_t nodes;
-    uint32_t ranks;    /* a multiple of the nodes; rank r is on node r / (ranks / nodes) */
+    uint32_t ranks;    /* a multiple of `nodes`; rank r is on node r / (ranks / nodes) */
     uint64_t per_step; /* samples of all ranks together in a step; the last step may have fewer */
     uint32_t width;
     /* (samples, width): the nodes that hold each sample; unused places are -1 */
@@ -100,7 +100,9 @@ struct monarch_deal {
     /* the most samples of a rank in a step, as a multiple of an equal share; 0: every rank gets an
      * equal share */
     double cap;
-    int32_t most;  /* `cap` in samples, for a full step; also the limit for smaller steps */
+    /* the most samples of a rank in a full step, computed from `cap`; also the limit for smaller
+     * steps */
+    int32_t most;
     int32_t least; /* fewest samples of a rank in a step that has enough samples */
 };
 

@@ -1,4 +1,4 @@
-/* Collects in batches the entries that a scan's threads find, until Python takes them. */
+/* Collects the entries that a scan's threads find, in batches that Python takes. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Compares with the source the files and directories that a command names. Several threads query
- * the source, as in a scan. */
+/* Compares files and directories with the source, for commands that name them. Several threads
+ * query the source, as in a scan. */
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>

@@ -125,9 +125,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         monarch_mark_changed(m, source->dev, e->ino);
         /* The times are stored before the names are compared, so that the next call sees a change
          * that happens during the comparison. While the catalog has no listings, the old times
-         * stay. So each call takes the directory for changed, and compares its files again. This is
-         * needed because the scan may still add names whose attributes it read before the
-         * change. */
+         * stay, so each call finds the directory changed and compares its files again. This is
+         * needed because the scan may still add names whose attributes it read earlier. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -139,7 +139,8 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
     if (may_begin(s) && !s->stopping) {
         t = monarch_take_task(s);
         s->busy++;
-        if (may_begin(s)) /* each thread wakes the next one while there is work */
+        /* if more tasks may begin, wakes one more thread, which in turn wakes the next */
+        if (may_begin(s))
             pthread_cond_signal(&s->more_work);
     } else {
         pthread_cond_broadcast(&s->more_work);

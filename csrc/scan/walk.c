@@ -28,11 +28,11 @@ static _Thread_local uint64_t looks; /* how many names this thread has examined 
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks the file up in the catalog, which already has the file if, for example, a program has
- * handed over a descriptor of the file. ino: the inode number that the directory has for this name
- * now. Returns whether the catalog has an entry with this inode number. *e then gets the entry, and
- * the scan need not read the file's attributes: it reports only the file's place in the
- * directory. */
+/* Looks the file up in the catalog. The catalog may have the file already, for example because a
+ * program has handed over a descriptor of it. ino: the inode number that the directory shows for
+ * the file's name now. Returns whether the catalog has an entry with this inode number. If so, *e
+ * gets the entry, and the scan need not read the file's attributes: it reports only the file's
+ * place in the directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;

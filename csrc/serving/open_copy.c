@@ -16,8 +16,8 @@
  * the other slots. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
 /* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
- * not to wait for them. STUCK_NS and the time limit of an answer add up to less than 2 s, the
- * longest that a reader on the peer's node should wait before it reads the source itself. */
+ * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
+ * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
 /* Maximum number of times that is_meant reads an entry's attributes. It repeats the read if the
  * daemon changed the attributes meanwhile. */
@@ -115,10 +115,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file that a peer requests because the peer takes this node for
- * the file's owner. Notes the file, so that the daemon learns of it. Returns whether this node now
- * keeps the file. The result is 0 if this node has passed the file on to another node, or if too
- * many noted files wait for the daemon. */
+/* Makes this node the keeper of a file. A peer has requested the file, because it considers this
+ * node the file's owner. Also notes the file, so that the daemon learns of it. Returns whether this
+ * node now keeps the file. The result is 0 if this node has passed the file on to another node, or
+ * if too many noted files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);

@@ -50,13 +50,13 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
 /* Finds the files that this node has begun to keep since the last call. This node begins to keep a
- * file if a peer takes this node for the file's owner, for example because the nodes that should
- * have kept the file had no room for it. `ids` gets the numbers of the files' entries; it has room
- * for MONARCH_MOVED. Returns how many files there are. */
+ * file if a peer considers it the file's owner, for example because other nodes had no room for the
+ * file. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
+ * many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which requests for files without a copy on this node wait until it is known which files this node
- * keeps. At first all such requests wait. A request that does not wait is answered with
- * UNKNOWN_FILE. */
+/* Until it is known which files this node keeps, this value says which requests for files without a
+ * copy on this node have to wait. At first all such requests wait. A request that does not wait is
+ * answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
@@ -87,8 +87,8 @@ uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* Connect the engine with the peers. monarch_engine_peer sets the peer to which orders refer by
- * `number`. monarch_engine_holdings sets the holdings that the engine informs of its fills. Before
- * a peer or the holdings are freed, set NULL in their place. */
+/* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
+ * orders refer by `number`. monarch_engine_holdings sets the holdings that the engine informs of
+ * its fills. Before a peer or the holdings are freed, set NULL in their place. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

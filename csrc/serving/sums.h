@@ -1,6 +1,6 @@
 /* The block sums and digests of complete copies, as their fills recorded them. The server sends
- * these recorded sums to peers, and need not compute them. By these sums, peers notice bytes that
- * have rotted since the fill. */
+ * these recorded sums to peers, and need not compute them. With these sums, peers detect bytes
+ * that have rotted since the fill. */
 #pragma once
 
 #include <stdint.h>

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 /* Buffers are page-aligned, as the pages of the page cache are. Kernels copy memory with `rep
- * movsb`. On AMD's Zen 3 and later, that instruction takes six times as long if the destination's
- * offset within its page exceeds the origin's offset within its page by 1 to 31 bytes. This can
- * happen with blocks from malloc, which are aligned to 16 bytes only. */
+ * movsb`. On AMD's Zen 3 and later, that instruction is six times slower in one case: the
+ * destination's offset within its page is 1 to 31 bytes larger than the origin's offset within its
+ * page. This can happen with blocks from malloc, which are aligned to 16 bytes only. */
 #define MONARCH_PAGE_BYTES 4096
 
 /* Allocates a buffer of `bytes` bytes, which must be a multiple of MONARCH_PAGE_BYTES. The caller

@@ -152,8 +152,8 @@ struct monarch_control {
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
     uint32_t fill_on_open; /* 1: an open of a file requests its copy */
-    /* How much of a file programs must have requested before the file is filled [1 / MONARCH_SHARES
-     * of the file]. */
+    /* The part of a file that programs must have requested before the daemon fills the file, in
+     * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
     /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
      * at the source, and the daemon then makes the copy through the program's descriptor. 0:
@@ -177,7 +177,7 @@ struct monarch_control {
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
      * the page cache. After a program has read such a file, the daemon would have to read it from
-     * the source again. So programs do not hand such files over. */
+     * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
     /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
@@ -346,7 +346,7 @@ struct monarch_change {
  * datagram ends before the field `source`. Otherwise it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
-    uint64_t id;      /* number of the file's entry, or monarch_unmet */
+    uint64_t id; /* number of the file's entry; without an entry, the result of monarch_unmet */
     uint32_t is_read; /* 1: the program has just read the whole file */
     uint32_t source;
     uint32_t path_len;
@@ -614,8 +614,8 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 #endif
 
 /* These functions look entries up. monarch_path_hash returns the `hash` of an entry with this path.
- * Unless its comment says otherwise, each other function returns the number of the entry that it
- * finds, or -1. */
+ * Each other function returns the number of the entry that it finds, or -1, unless its comment says
+ * otherwise. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);

@@ -21,9 +21,9 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. A thread can be woken if
- * its `who` and the waker's `who` have a common bit. A thread that is just about to sleep is not
- * kept awake; only monarch_bell_ring does that. */
+/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. Only a thread whose
+ * `who` has a bit in common with this `who` is woken. A thread that is just about to sleep still
+ * falls asleep; only monarch_bell_ring prevents that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
@@ -44,9 +44,10 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
         monarch_bell_ring(&m->engine[origin], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps until a waker whose `who` has a common bit with this `who` wakes the thread, or until
- * `until_ns` [ns of CLOCK_MONOTONIC; 0: no limit]. `seen` is the value of `rings` that the caller
- * has read. If the bell was rung since then, does not sleep. Returns 0 on timeout, otherwise 1. */
+/* Sleeps until monarch_bell_wake or monarch_bell_ring wakes the thread, or until `until_ns` [ns of
+ * CLOCK_MONOTONIC; 0: no limit]. who: see monarch_bell_wake. seen: the value of `rings` that the
+ * caller has read. If the bell was rung since then, does not sleep. Returns 0 on timeout, otherwise
+ * 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -92,12 +92,12 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may be replacing it */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may change it */
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
 /* Returns whether the last component of the path walked so far is a directory, and not a link. Only
- * in this case, a following `..` leads to `text` without its last component. */
+ * then does a following `..` lead to `text` without its last component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -126,7 +126,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* `name` may be further on in the same buffer */
+    memmove(w->text + w->len, name, n); /* `name` may lie later in the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;

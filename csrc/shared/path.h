@@ -23,7 +23,8 @@ struct monarch_place {
  * for the source's root, this part is empty. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
-/* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end. */
+/* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end.
+ * The result is 0 for "/" itself. */
 int monarch_is_odd(const char *path, size_t n);
 
 /* Returns whether an absolute path, taken as mere text, leads to no source. No system call is made.
@@ -31,9 +32,9 @@ int monarch_is_odd(const char *path, size_t n);
  * it may still lead to a source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
-/* Finds the first component of `rel`, except the last one, that is a link in the catalog. `rel`
- * must not be empty. Returns the link's entry, or -1 if there is none; *end gets the position in
- * `rel` where the link's component ends. */
+/* Finds the first component of `rel` that is a link in the catalog; does not check the last
+ * component. `rel` must not be empty. Returns the link's entry, or -1 if there is none; *end gets
+ * the position in `rel` where the link's component ends. */
 int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
                            size_t *end);
 

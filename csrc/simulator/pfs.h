@@ -52,9 +52,8 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Call this if another asker, whose priority is `priority`, needs the bytes that `who` has
- * requested. If this priority is smaller than that of the request of `who`, the request gets this
- * priority. */
+/* Call this if another asker needs the bytes that `who` has requested. priority: that asker's
+ * priority. It replaces the request's own priority if it is smaller. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);

@@ -6,7 +6,7 @@
 
 #include "simulator/state.h"
 
-/* Tells the thread `who` that its file has arrived from the file system or another node. */
+/* Continues the thread `who`, whose file has arrived from the file system or another node. */
 static void arrive(struct monarch_sim *s, uint32_t who, double at) {
     if (who < s->job.nodes * s->threads)
         sim_staged(s, who, at);

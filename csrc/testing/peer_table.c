@@ -86,7 +86,7 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* A block that is there is sent even if the file was removed from the table meanwhile: the
+    /* A block that has arrived is sent even if the file was removed from the table meanwhile: the
      * descriptor is still open. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;

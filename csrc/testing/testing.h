@@ -5,8 +5,8 @@
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* Notes the times ns[i] that opening and reading each of `n` files of one source took, one after
- * the other. is_fast[i] gets whether the source counts as fast after file i. */
+/* Notes how long each of `n` files of one source took to open and read, file by file: ns[i] for
+ * file i. is_fast[i] gets whether the source counts as fast after file i. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 /* Sets a file's want bit as a client does. Returns whether the bit, or its summary bit, was unset
  * before. */
