@@ -59,8 +59,8 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # When the daemon ends, these callbacks run in reverse order. The shutdown wakes the thread
-        # that accepts connections. The close then resets the connections that the thread has not
+        # When the daemon ends, these callbacks run in reverse order. `shutdown` wakes the thread
+        # that accepts connections. `close` then resets the connections that the thread has not
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)

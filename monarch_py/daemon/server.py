@@ -142,7 +142,7 @@ class Daemon:
         # If fills ahead wait until the scan finds more files: the time for which the files found so
         # far will last [s]. Otherwise infinite.
         self._names_last_s = math.inf
-        self._pace_scan()  # before the first iteration, which starts the scan
+        self._pace_scan()  # The first iteration starts the scan, so the limit is set before.
 
     def _make_ready(
         self,

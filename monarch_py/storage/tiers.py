@@ -491,11 +491,11 @@ class Tier:
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)
-        with suppress(OSError):  # if the file system is read-only by now, or gone
+        with suppress(OSError):  # the file system may be read-only by now, or gone
             for path in self.root.glob("manifest.sqlite*"):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)
-        with suppress(OSError):  # if the directory contains files that Monarch has not made
+        with suppress(OSError):  # the directory may contain files that Monarch has not made
             self.root.rmdir()
             tier_root(self.config.mount_point).rmdir()

@@ -30,7 +30,7 @@ from monarch_py.policies.routing import Routing
 # is kept for the next peer to be asked (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
-# For this long, a result of `RouteChooser.sure_bytes` is used again [s].
+# A result of `RouteChooser.sure_bytes` is reused for this long [s].
 SURE_S = 0.2
 
 Asked = Int32s
@@ -113,8 +113,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns the size up to which `choose` never chooses the source for a file that is needed
-        at once and that a node has [bytes]."""
+        """Returns the size of the largest file that `choose` always fetches from a node that has
+        the file, even if the file is needed at once [bytes]."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S
