@@ -36,8 +36,7 @@ REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 # After a failed accept(), the thread that accepts connections pauses for this long [s].
 ACCEPT_PAUSE_S = 0.2
-# Commands that only read the daemon's state. They leave the loop nothing to do, so they do not wake
-# it.
+# Commands that only read the daemon's state. They give the loop no work, so they do not wake it.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]

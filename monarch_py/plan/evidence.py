@@ -13,7 +13,7 @@ from monarch_py.plan.timeline import Run, Units
 WRONG, DEVIATIONS = 0.4, 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# For each access that was seen, up to this many accesses of the plan may have happened.
+# Some accesses are not seen. For each access that was seen, up to this many may have happened.
 UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie

@@ -162,7 +162,8 @@ class Tier:
         # For each copy that occupies more than its rounded size, by the copy's number: the
         # difference [bytes].
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
+        # The limit on used room, if the disk became full before the quota was used up [bytes].
+        self.cap_bytes: int | None = None
         # `_memory_bytes` : the free memory at its last reading.
         # `_next_look_s` : the time from which the free memory is read again [s].
         # `_filled_bytes` : the room that fills have used since the last reading, minus the room

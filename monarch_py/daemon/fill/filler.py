@@ -535,7 +535,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        for results in self.engine.results():  # copies that are published already are recorded
+        # Copies that are published already are recorded in the manifests.
+        for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:
