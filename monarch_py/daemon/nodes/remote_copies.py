@@ -99,10 +99,11 @@ class RouteChooser:
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
         """Chooses between the source and a node, for each file that a node is known to have. The
         source is compared with the node that would be asked first. The result is written into
-        `asked`, the nodes that each fill asks, (n, MONARCH_ASKED): a file that is to come from the
-        source asks no node, and MONARCH_HAS_IT is added to the number of a node that has the whole
-        file.
+        `asked`.
 
+        asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
+            chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
+            the whole file
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         if not self.chooses:
