@@ -8,10 +8,10 @@ status      the answer to the command `status`
 switches    whether a switch file exists
 openfiles   which process has which file of a source open, and what serves the file
 orphan      the end of an unused daemon that no command will end
-plans       access plans: the programs' progress, placement, fetches ahead
+plans       access plans: the programs' progress, where files are kept, what is fetched ahead
 fill        what is filled, and in which order
-nodes       which node keeps each file, serving copies to peers, which nodes a fill asks
-copies      driving the copy engine, which is in C; publishing and dropping copies
+nodes       which node keeps each file, how peers get copies, which nodes a fill asks
+copies      the Python side of the copy engine; how copies are published and dropped
 scan        listing the sources into the catalog
 segments    the shared-memory segments that clients attach to
 """

@@ -36,8 +36,7 @@ REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 # After a failed accept(), the thread that accepts connections pauses for this long [s].
 ACCEPT_PAUSE_S = 0.2
-# Commands that only read the daemon's state. They leave the loop nothing to do, so they do not wake
-# it.
+# Commands that only read the daemon's state. They give the loop no work, so they do not wake it.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -59,8 +58,8 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # When the daemon ends, these callbacks run in reverse order. The shutdown wakes the thread
-        # that accepts connections. The close then resets the connections that the thread has not
+        # When the daemon ends, these callbacks run in reverse order. `shutdown` wakes the thread
+        # that accepts connections. `close` then resets the connections that the thread has not
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)

@@ -60,12 +60,12 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # only under the lock; otherwise the log may belong to a running daemon
+    _begin_log(session)  # needs the lock: without it, the log may belong to a running daemon
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if id_of(session.lock) == id_of(fd):  # otherwise the files are another daemon's
+            if id_of(session.lock) == id_of(fd):  # otherwise the files belong to another daemon
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -180,8 +180,8 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 def end_process(status: int = 0) -> NoReturn:
     """Ends this process after its daemon has ended. Unlike the interpreter's own exit, this
-    function does not wait for threads. Nobody needs their results any more, such as a plan's
-    placement, or the answer of a file system that hangs."""
+    function does not wait for threads, because nobody needs their results any more. A thread may
+    still compute a plan's placement, or hang in a file system."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()

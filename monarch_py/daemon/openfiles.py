@@ -80,8 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the file in the catalog that a (device, inode) belongs to, and tells whether the
-    (device, inode) is that of the file at the source or that of a copy."""
+    """Finds the catalog entry that a (device, inode) belongs to. Also finds whether the (device,
+    inode) identifies the file at the source or a copy of the file."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging

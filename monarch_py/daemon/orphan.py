@@ -161,7 +161,8 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        return not self._daemon.stays  # If it stays, `monarch start` has taken the daemon over.
+        # If the daemon stays, `monarch start` has taken it over.
+        return not self._daemon.stays
 
     def _is_used(self) -> bool:
         before, opens = self._done, self._daemon.shared.totals()["opens"]

@@ -192,7 +192,7 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # if this fails, clients warn that no daemon serves
+        with contextlib.suppress(OSError):  # without this file, clients warn that no daemon runs
             stopped = open_private(self.session.stopped, os.O_WRONLY)
             if self.was_asked_to_stop:  # attached clients then start no new daemon
                 os.write(stopped, b"asked\n")

@@ -141,7 +141,7 @@ class Daemon:
         # If fills ahead wait until the scan finds more files: the time for which the files found so
         # far will last [s]. Otherwise infinite.
         self._names_last_s = math.inf
-        self._pace_scan()  # before the first iteration, which starts the scan
+        self._pace_scan()  # The first iteration starts the scan, so the limit is set before.
 
     def _make_ready(
         self,
@@ -189,10 +189,11 @@ class Daemon:
             self._mark_open_for_writing(source.real_path)
             with self.deciding():
                 if len(self.config.sources) >= MAX_SOURCES:
-                    problem = f"the daemon has {MAX_SOURCES} sources already"
-                    raise SessionError(f"{source.path}: {problem}; stop it once no job needs it")
+                    why = f"the daemon serves {MAX_SOURCES} sources and takes no more"
+                    raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
-        self._mark_open_for_writing()  # files opened for writing since the first call
+        # Some files may have been opened for writing since the first call.
+        self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
 

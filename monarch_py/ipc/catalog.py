@@ -188,7 +188,7 @@ class Catalog(CatalogReader):
     def want(self, ids: Ids) -> None:
         """Makes entries (n,) WANTED. If an old copy of a file is still being removed, the entry's
         word keeps the tier and number of that copy. Open descriptors of the old copy are recognised
-        by them until it is removed.
+        by these numbers until the copy is removed.
         """
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))

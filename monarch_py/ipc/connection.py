@@ -24,9 +24,8 @@ FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Returns the problems that a status report shows: sentences on tiers that are not used, have
-    lost copies or cannot record them, on threads that have failed, and on a catalog that cannot
-    grow."""
+    """Returns a sentence for each problem that a status report shows: a tier is not used, has lost
+    copies or cannot record them; threads have failed; or the catalog cannot grow."""
     said = [tier.get(key) for tier in report["tiers"] for key in ("why", "lost", "unrecorded")]
     if failed := ", ".join(report["thread_failures"]):
         said.append(

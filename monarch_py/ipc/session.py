@@ -80,8 +80,8 @@ def full_shm() -> str:
     except OSError:
         return ""
     return (
-        f"shared memory is full: a daemon needs {format_size(needed)} of {root}; remove what is"
-        " not used there, make it larger (docker: --shm-size), or set MONARCH_SHM"
+        f"shared memory is full: a daemon needs {format_size(needed)} of {root}; remove unused"
+        " files there, make it larger (docker: --shm-size), or set MONARCH_SHM"
     )
 
 

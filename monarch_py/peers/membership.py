@@ -45,7 +45,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES:  # written by a daemon of another version
             raise SessionError(
-                "the nodes' secret was written by another version; stop all daemons first"
+                "another version of Monarch wrote the nodes' secret; stop all daemons first"
             )
 
     @property

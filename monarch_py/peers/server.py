@@ -166,7 +166,7 @@ class PeerServer(ABC):
     def _patience(self) -> float | None:
         if not self._strangers:
             return None
-        # The dict keeps the strangers in the order of their arrival.
+        # The dict keeps unauthenticated clients in the order of their arrival.
         first = next(iter(self._strangers.values()))
         return max(0.0, first.deadline - time.monotonic())
 

@@ -8,12 +8,12 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is wrong if `Evidence.explained` is at most WRONG, and the number of accesses that fit is
-# at most DEVIATIONS standard deviations above the number that would fit by chance.
+# A plan is wrong under two conditions: `Evidence.explained` is at most WRONG, and the number of
+# accesses that fit is at most DEVIATIONS standard deviations above the number expected by chance.
 WRONG, DEVIATIONS = 0.4, 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# For each access that was seen, up to this many accesses of the plan may have happened.
+# Some accesses are not seen. For each access that was seen, up to this many may have happened.
 UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
@@ -104,8 +104,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
 
     evidence : (n,) the units that the node opened last
 
-    Returns the share of the evidence that lies close together in the run, and the place where that
-    part of the run begins. The share is 0 if chance can explain it.
+    Returns the share of the evidence that lies in this part of the run, and the place where the
+    part begins. The share is 0 if it is below FOUND, or if chance can explain it.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
@@ -116,8 +116,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
     # This is the probability that a random unit of the whole plan lies in such a part of the run.
-    # Not only units of this run count, because a node with another seed or in another epoch uses
-    # units outside this run too.
+    # The unit is drawn from the whole plan, because a node with another seed or in another epoch
+    # also uses units outside this run.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

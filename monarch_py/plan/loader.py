@@ -102,7 +102,7 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """The number of samples of the rank with the most, before `drop_last` leaves out
+        """The largest number of samples that any rank has, before `drop_last` leaves out
         samples."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":

@@ -300,9 +300,9 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """Returns the result of `make`. If `make` raises a ConfigError, raises one that also names
-    file and line: of `key` if it is given, else of the key with which the error's text begins, else
-    of `spot`."""
+    """Returns the result of `make`. If `make` raises a ConfigError, raises one that also names file
+    and line. The line is that of `key` if `key` is given; otherwise that of the key with which the
+    error's text begins; otherwise that of `spot`."""
     try:
         return make()
     except ConfigError as error:

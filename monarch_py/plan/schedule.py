@@ -74,7 +74,7 @@ class Deal:
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of per_step / ranks. None for batches
-        of equal size; their sizes differ by one if `per_step` is not a multiple of `ranks`
+        of equal size, or of sizes that differ by one if `per_step` is not a multiple of `ranks`
     least : the fewest samples of a rank in a step, unless the step is too short to give each rank
         so many
     """

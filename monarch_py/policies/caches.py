@@ -146,8 +146,8 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
     """Yields, for each epoch, where the accesses find their files. If caches are shared, an access
-    goes to the cache of the file's home, else to the cache of the accessing node. Each cache sees
-    its accesses in order of time."""
+    goes to the cache of the file's home; otherwise to the cache of the accessing node. Each cache
+    processes its accesses in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

@@ -27,7 +27,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 class NodePolicy:
     """Decides which files a node keeps and in which tier, which staged files it drops, and which
-    nodes it asks for a file. The policy knows only what these methods have set: `share` sets which
+    nodes it asks for a file. Three methods set what these decisions depend on: `share` sets which
     node owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets
     which files are used next.
 

@@ -70,8 +70,8 @@ class Routing:
         return chosen
 
     def sure_bytes(self) -> int:
-        """Returns the largest size that every node brings within NOTICED_S [bytes]. A file up to
-        this size never comes from the source if a node has it."""
+        """Returns the size of the largest file that every node delivers within NOTICED_S [bytes]. A
+        file up to this size never comes from the source if a node has it."""
         least = float(LARGEST)
         for node, queue in enumerate(self.queues.tolist()):
             rate = self.rate(node + 1, min(queue + 1, self.node_threads))

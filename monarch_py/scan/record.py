@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# The number of files of each source that every other node examines, to check that it sees the same
-# file system as the node that has scanned.
+# Every other node examines this many files of each source, to check that it sees the same file
+# system as the node that has scanned.
 SAMPLES = 3
 
 

@@ -167,8 +167,8 @@ class Keeper:
                     return
             except (OSError, sqlite3.Error) as error:
                 self._fail(str(error))
-            # The thread must go on after any error, such as a MemoryError: otherwise nothing would
-            # be recorded any more, and the tier would look as if all had been.
+            # The thread must go on after any error, such as a MemoryError. Otherwise it would
+            # record no further copy, and nobody would notice.
             except Exception as error:
                 note_failure(error)
                 self._fail(described(error))

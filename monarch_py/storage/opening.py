@@ -57,7 +57,7 @@ class OpenTiers:
                 tier.remove_all(tier.listing()["number"])  # left by a daemon that was killed
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
-            tier.give_up(str(told))  # so that the tier's keeper writes nothing more
+            tier.give_up(str(told))  # from now on, the tier's keeper writes nothing
             if (keeper := self.keepers.pop(number, None)) is not None:
                 keeper.end()
             tier.close()

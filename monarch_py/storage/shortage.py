@@ -1,4 +1,4 @@
-"""Tells that other files take the room for which a tier's quota was meant."""
+"""Describes a file system on which other files leave less room than a tier's quota."""
 
 import os
 import shutil

@@ -164,7 +164,8 @@ class Tier:
         # For each copy that occupies more than its rounded size, by the copy's number: the
         # difference [bytes].
         self._excess: dict[int, int] = {}
-        self.cap_bytes: int | None = None  # set once the disk is full before the quota is used up
+        # The limit on used room, if the disk became full before the quota was used up [bytes].
+        self.cap_bytes: int | None = None
         # The room of an SSD tier does not depend on memory, so what it takes counts for no tier.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].
@@ -487,11 +488,11 @@ class Tier:
             self.close(is_used=is_used)
             return
         shutil.rmtree(self.copies, ignore_errors=True)
-        with suppress(OSError):  # if the file system is read-only by now, or gone
+        with suppress(OSError):  # the file system may be read-only by now, or gone
             for path in self.root.glob("manifest.sqlite*"):
                 remove_any(path)
             (self.root / "lock").unlink(missing_ok=True)
         self.close(is_used=is_used)
-        with suppress(OSError):  # if the directory contains files that Monarch has not made
+        with suppress(OSError):  # the directory may contain files that Monarch has not made
             self.root.rmdir()
             tier_root(self.config.mount_point).rmdir()

@@ -16,9 +16,9 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 GAIN, LOSS = 1.10, 0.95
 # The width is the number of concurrent fills. A trial is a window with a changed width. If the
 # trial pays, the next trial follows at once, in the same direction. If not, the earlier width is
-# restored, and is kept for some windows: the hold. After the trial of a smaller width, the hold is
-# HOLD windows. After the trial of a larger width, the hold is twice the last hold, but at most
-# HOLD. If a larger width pays, the hold becomes FIRST_HOLD again.
+# restored and is kept for a number of windows, which is called the hold. If a smaller width did not
+# pay, the hold is HOLD. If a larger width did not pay, the hold is twice the previous hold, but at
+# most HOLD. If a larger width pays, the hold becomes FIRST_HOLD again.
 HOLD, FIRST_HOLD = 40, 4
 # If the width was decreased because programs waited, the new width is kept for this many windows.
 # After these windows, the cause of the wait may be gone.
@@ -30,12 +30,12 @@ SOME_FILES, ALIKE = 8, 1.5
 # MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# Some decreases do not help. After IN_VAIN decreases in a row, the mean time of opens is compared
-# with the mean before the first of these decreases. If the present mean is still more than HELPED
-# times the earlier mean, the fills are not the cause of the wait, so the decreases are undone.
+# Decreases of the width may not help. After IN_VAIN decreases in a row, the mean time of opens is
+# compared with the mean before the first of these decreases. If the present mean is still more than
+# HELPED times the earlier mean, the fills do not cause the wait, so the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
-# SOME_OPENS : the mean time of fewer opens is not judged.
-# LEAST_S : a mean over less than this time cannot become the least mean [s].
+# SOME_OPENS : opens are judged only if there are at least this many.
+# LEAST_S : a mean counts for the least mean only if it covers at least this time [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -188,9 +188,9 @@ class ReadsInFlight:
 
     def _step_back(self) -> None:
         """Reduces the width because programs wait. In two cases the fills cannot be the cause of
-        the wait: the width already has its lower bound, or earlier decreases have not helped. The
+        the wait: the width is already at its lower bound, or earlier decreases have not helped. The
         cause is then a busy machine, or other users of the source. So the least wait is measured
-        anew, after which the present wait counts as usual. Decreases that have not helped are
+        anew, and the present wait then counts as normal. Decreases that have not helped are
         undone."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])

@@ -58,8 +58,8 @@ class Outdated:
         return Compared(ids[:n], words[:n], found[:n], fresh[:n])
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:
-        """Drops the copies of files that have changed or are gone. Returns the files that can be
-        filled again, which are ABSENT now, and the directories whose listing has changed."""
+        """Drops the copies of files that have changed or are gone. Returns two arrays: the files
+        that are ABSENT now and can be filled again, and the directories with a changed listing."""
         catalog = self.shared.catalog
         kinds, states = catalog.entries["kind"][compared.ids], word.state(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]

@@ -101,8 +101,8 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # The time at which this node last had no room for files that it should keep [s], and the
-        # time at which this lack of room began [s].
+        # When this node last had no room for a file that it should keep [s], and when this lack of
+        # room began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         # Copies with smaller numbers were made by earlier daemons.
@@ -499,8 +499,8 @@ class Filler:
     # --- on request --------------------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested, except fills that have begun, and fills
-        of files that a program or another command wants. Returns how many fills were cancelled.
+        """Cancels the fills that a command has requested. Fills that have begun go on, and so do
+        fills of files that a program or another command wants. Returns how many were cancelled.
 
         ticket : names the command
         """
@@ -535,7 +535,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        for results in self.engine.results():  # copies that are published already are recorded
+        # Copies that are published already are recorded in the manifests.
+        for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)
         if self.nodes is not None and not left:

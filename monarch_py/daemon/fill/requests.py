@@ -58,7 +58,8 @@ class FillRequests:
     # --- by programs -------------------------------------------------------------------------
 
     def take_wants(self) -> None:
-        """Requests the files without a copy that programs have opened since the last iteration."""
+        """Requests the files that programs have opened since the last iteration and that have no
+        copy."""
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
@@ -189,8 +190,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes those of (n,) files ABSENT that are BYPASS for one of these reasons. Returns these
-        files."""
+        """Makes ABSENT those of (n,) files that are BYPASS for one of `reasons`. Returns the files
+        that became ABSENT."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]

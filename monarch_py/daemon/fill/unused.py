@@ -85,7 +85,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Takes (n,) files that are opened now. Returns those that had no room in an earlier
+        """Of (n,) files that programs open now, returns those that had no room in an earlier
         use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])

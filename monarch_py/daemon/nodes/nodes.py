@@ -32,14 +32,14 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# Readers wait until this node knows which node keeps which file, but at most until this time after
-# the daemon's start [s]. If one node has scanned for all nodes, the times at which the nodes know
-# this differ by less than START_LIMIT_S.
+# In this time after the daemon's start [s], readers wait until this node knows which node keeps
+# which file. Later, they do not wait. If one node has scanned for all nodes, all nodes know this at
+# about the same time, with a difference of less than START_LIMIT_S.
 START_LIMIT_S = 1.0
-# While this node scans by itself, background requests of other nodes (requests that no reader waits
-# for) wait, but at most until this time after the daemon's start [s]. If these requests did not
-# wait, the other nodes would read this node's files from the source themselves. While a plan is
-# being placed, background requests wait without this limit.
+# In this time after the daemon's start [s], background requests of other nodes (requests that no
+# reader waits for) wait while this node scans by itself. If these requests did not wait, the other
+# nodes would read this node's files from the source themselves. While a plan is being placed,
+# background requests wait without this limit.
 SCAN_LIMIT_S = 10.0
 
 

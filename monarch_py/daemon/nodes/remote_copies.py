@@ -30,7 +30,7 @@ from monarch_py.policies.routing import Routing
 # is kept for the next peer to be asked (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
-# For this long, a result of `RouteChooser.sure_bytes` is used again [s].
+# A result of `RouteChooser.sure_bytes` is reused for this long [s].
 SURE_S = 0.2
 
 Asked = Int32s
@@ -99,10 +99,11 @@ class RouteChooser:
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
         """Chooses between the source and a node, for each file that a node is known to have. The
         source is compared with the node that would be asked first. The result is written into
-        `asked`, the nodes that each fill asks, (n, MONARCH_ASKED): a file that is to come from the
-        source asks no node, and MONARCH_HAS_IT is added to the number of a node that has the whole
-        file.
+        `asked`.
 
+        asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
+            chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
+            the whole file
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         if not self.chooses:
@@ -113,8 +114,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns the size up to which `choose` never chooses the source for a file that is needed
-        at once and that a node has [bytes]."""
+        """Returns the size of the largest file that `choose` always fetches from a node that has
+        the file, even if the file is needed at once [bytes]."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

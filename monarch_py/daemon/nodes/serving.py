@@ -80,8 +80,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call: a peer has asked
-        this node for them as their owner, for example because their earlier owner has no room."""
+        """Returns (n,) entries that this node has come to own since the last call. For each of
+        them, a peer has asked this node as the owner, for example because the earlier owner has no
+        room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

@@ -153,8 +153,8 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # Some of these files have no room in the staging area now, so no later file may take
-            # room there either. Only files that this node keeps stay in the queue.
+            # A file has no room in the staging area, so no later file may take room there before
+            # it. Files that would be staged leave the queue; files that this node keeps stay.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 

@@ -166,8 +166,8 @@ class PlacementTask:
             return self._as_dealt(told, where, ids)
         if not is_placeable(members, len(ids)):
             log.warning(
-                "%d nodes and %d files are too many to choose the nodes of each file by its uses:"
-                " hashes choose the nodes, and files are still fetched in the plan's order",
+                "%d nodes and %d files are too many to place each file on the nodes that use it"
+                " most: hashes choose the nodes, and files are still fetched in the plan's order",
                 members,
                 len(ids),
             )

@@ -22,8 +22,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped if at least this many searches in a row for the programs' position have found
-# nothing, and if also the accesses just before the last of these searches disagree with the plan.
+# A plan is dropped under two conditions: at least this many searches in a row for the programs'
+# position have found nothing, and the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
 # Accesses that come before the plan's files are known are kept, and are judged later. At most this
@@ -64,7 +64,7 @@ class PlanTracker:
         self.layout = self.timeline.layout()
         self.state, self.why, self.misled = "waiting", "", False
         self.entries: Ids = NO_IDS
-        self.number = 0  # the number of the followed run in the layout
+        self.number = 0  # the index in `layout` of the run that is followed
         self.estimator: PositionEstimator | None = None
         self._executor = executor
         self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
@@ -186,7 +186,8 @@ class PlanTracker:
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
-        Returns (number, run, position); None if no run contains any. Runs in the thread."""
+        Returns (number, run, position); None if chance can explain the result for every run. Runs
+        in the thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

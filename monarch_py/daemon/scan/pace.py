@@ -5,8 +5,8 @@ from collections import deque
 from monarch_py.scan.walk import ALL_NAMES
 
 # The scan may be ahead of the fills by the number of files that are filled in AHEAD_S [s], or by a
-# minimum if the minimum is larger. The minimum is LEAST files, but of large files only as many as
-# have RISING_BYTES together, and at least one.
+# minimum if the minimum is larger. The minimum is LEAST files. If the files are large, it is the
+# number of files that have RISING_BYTES together, but at least one.
 # The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
 # second after the scan has requested them. If the file's fill begins or ends after that second, the
 # fill has to request the attributes from the source again. The scan takes names in portions
@@ -17,8 +17,8 @@ AHEAD_S, LEAST = 0.4, 8
 # like a high rate. So the lead of the scan has a second limit: as many files as were filled in the
 # last AHEAD_S, plus files of this total size [bytes].
 RISING_BYTES = 8 << 20
-# After the scan has been given names to examine, it is given more as soon as one of them was a file
-# or directory; otherwise after this time [s].
+# The scan is allowed to examine a number of names at a time. It is allowed more names once it has
+# found a file or directory among them, or after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
 # loop. With a factor of 2, the daemon would raise the number of concurrent reads too late.

@@ -81,7 +81,8 @@ class Source:
         # `is_whole` : whether the whole source is known now.
         # `becomes_whole` : whether it will be known once the current scan has ended.
         self.is_whole = self.becomes_whole = False
-        self.errors, self.error = 0, ""  # how many names could not be read; why, of the first
+        # How many names could not be read, and the error of the first of them.
+        self.errors, self.error = 0, ""
         self.scan_seconds = 0.0
         self.found = 0  # how many entries the scans of this source have found
         self._parts = Parts()

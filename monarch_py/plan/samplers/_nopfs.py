@@ -38,4 +38,4 @@ class NoPFSSampler(Sampler):
                 order = buffers.take(self.length)
                 order[:] = items
                 yield order
-                del order  # so that no reference keeps `buffers` from reusing the array
+                del order  # Without this reference, `buffers` can reuse the array.

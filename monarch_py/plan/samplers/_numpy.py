@@ -58,7 +58,7 @@ class NumpySampler(Sampler):
                 order = rng.permutation(self.length).astype(np.int32)
             if number >= start:
                 yield order
-            del order  # so that no reference keeps the buffers from reusing the array
+            del order  # Without this reference, `buffers` can reuse the array.
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

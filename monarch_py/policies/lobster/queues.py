@@ -57,7 +57,7 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
     the difference between the largest and the smallest predicted time. If several results have the
-    least difference, the one with the smallest largest time is returned. Raises PolicyError if
+    least difference, the result whose largest time is shortest is returned. Raises PolicyError if
     there are more queues than threads.
 
     This is Algorithm 1 by its intent. It deviates from the printed form:

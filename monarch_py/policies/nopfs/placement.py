@@ -76,11 +76,12 @@ def place(
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
 
-    NoPFS 5.1 as a linear program: maximise the sum of f[n, k] s[k] x[n, k] over nodes n and files
-    k, subject to sum_k s[k] x[n, k] <= quota[n], and to a limit on sum_n x[n, k]: >= 1 if the
-    quotas together hold the dataset, else <= 1 (a second copy would displace another file). Prices
-    of room from the dual (`prices`) determine which node owns which file. A full node passes files
-    on, so that quotas are respected.
+    NoPFS 5.1 as a linear program: x[n, k] is 1 if node n holds file k, otherwise 0. Maximise the
+    sum of f[n, k] s[k] x[n, k] over all n and k, under two constraints. For each node,
+    sum_k s[k] x[n, k] <= quota[n]. For each file, sum_n x[n, k] >= 1 if the quotas together hold
+    the dataset; otherwise it is <= 1, because a second copy would displace another file. Prices of
+    room from the dual (`prices`) determine which node owns which file. A full node passes files on,
+    so that quotas are respected.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)

@@ -117,8 +117,8 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns (nodes,) what each node saves by holding a file itself instead of reading it from
-    another node, relative to the mean over the nodes: the time of a remote read minus that of a
-    local one (NoPFS 4). 1 for all nodes if the savings cannot be compared.
+    another node: the time of a remote read minus the time of a local read (NoPFS 4). The savings
+    are relative to their mean over the nodes. All are 1 if they cannot be compared.
 
     size : the mean size of the files [bytes]
     """
@@ -166,8 +166,8 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts each file without a copy into the first class that has room, or that can make room by
-    dropping one file of which another node has a copy too. Changes `parts`.
+    """Puts each file without a copy into the first class that has room for it, or that would have
+    room if one file was dropped. Drops only files that another node holds too. Changes `parts`.
 
     first : (files,), first use by any node
     """

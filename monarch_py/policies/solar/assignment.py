@@ -48,12 +48,13 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
 def _take(
     row_of: npt.NDArray[np.int64], came_from: npt.NDArray[np.int64], column: int, row: int
 ) -> None:
-    """Reassigns the rows on the path that ends at `column`: each row gets the next column."""
+    """Reassigns the rows on the path that leads from `row` to `column`: each row gets the column
+    that follows it on the path."""
     while True:
         before = int(came_from[column])
         had = np.flatnonzero(row_of == before)
         row_of[column] = before
         if before == row:
             return
-        # The path continues at the column that this row gives up.
+        # Go back along the path, to the column that this row gives up.
         column = int(had[had != column][0])
