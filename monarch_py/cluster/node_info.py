@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# For settings that may differ between nodes even if the configuration files are equal: the hint for
-# the user, by the first part of the setting's key.
+# Hints for the user, by the first part of a setting's key. These settings may differ between nodes
+# even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -96,7 +96,7 @@ def _agreed(config: Config) -> dict[str, str]:
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
     # Plans decide which node owns a file. If one node had another plan, some files would have no
-    # owner, and others two.
+    # owner, and other files would have two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed

@@ -118,7 +118,7 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """Measures the source with each number of threads. Returns the rates, and how many bytes were
-    read to measure the last one.
+    read to measure the last rate.
 
     A file that was read before may be in a cache. So each measurement reads files that no earlier
     one has read, if there are enough files. No measurement has more threads than there are files.

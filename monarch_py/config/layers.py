@@ -113,11 +113,12 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
     """
     site, layers = site_file(), []
     for file in filter(None, (site, path)):
-        with suppress(OSError):  # the file cannot be examined, which reading it will tell
+        # If the file cannot be examined, reading it below raises an error that says why.
+        with suppress(OSError):
             if stat.S_ISFIFO(os.stat(file).st_mode):
                 raise ConfigError(
                     f"{file}: is a pipe, but each command and the daemon read the configuration"
-                    " anew; write it to a file"
+                    " again; write it to a file"
                 )
     if site is not None:
         layers.append(_file_layer("site", site, "site's configuration"))

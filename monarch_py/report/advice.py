@@ -341,8 +341,8 @@ class _Model:
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield (
-            f"a tier's rate is not measured: {', '.join(rates)}, or more if copies gave more in"
-            " this run"
+            f"the tiers' rates, which were not measured: {', '.join(rates)}, or more if copies gave"
+            " more in this run"
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])

@@ -275,7 +275,7 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
     """Returns the Kind that reads the values of an annotated type. If the annotation contains a
-    Kind, returns this one. Otherwise derives a Kind from the type."""
+    Kind, returns that Kind. Otherwise derives a Kind from the type."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)

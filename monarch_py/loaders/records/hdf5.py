@@ -85,8 +85,11 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where the row's part `corner` lies within its chunk. A chunk at the edge of the
-        dataset may be wider than the part."""
+        """Returns where a part of a row lies in the chunk that holds it. A chunk at the edge of the
+        dataset may be wider than the part.
+
+        corner : the part, as `corners` returns it
+        """
         return tuple(slice(0, each.stop - each.start) for each in corner)
 
 

@@ -322,7 +322,8 @@ class ScheduledSampler(ABC):
         for name in ("seed", "shuffle", "drop_last"):
             if getattr(state, name) != getattr(self._at, name):
                 log.warning(
-                    "the state has %s=%r, but the sampler was made with %r; the state's is used",
+                    "the state has %s=%r, but the sampler was made with %r; the state's value is"
+                    " used",
                     name,
                     getattr(state, name),
                     getattr(self._at, name),
