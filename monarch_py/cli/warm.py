@@ -126,9 +126,9 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
     """Tells the user which copies were not recorded. Returns the exit status.
 
-    is_everything : whether the command copies all files. Then also tells the user in which sources
-        names could not be read, and returns 1. But if the cause is a missing permission (EACCES),
-        as for `lost+found`, returns 0, because the user cannot want these files
+    is_everything : whether the command copies all files. If so, also tells the user in which
+        sources names could not be read, and returns 1 for them. Names that this user has no
+        permission to read, such as `lost+found`, do not change the exit status
     """
     for text in filter(None, (tier.get("unrecorded") for tier in report.get("tiers", ()))):
         tell(text)

@@ -68,7 +68,7 @@ def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and copies left behind by daemons of this user that were killed.
 
     stop : whether to end the running daemons first, and then to remove every session with its log.
-        This is meant for the end of the user's last job on this node
+        Set it only after the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """

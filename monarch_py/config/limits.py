@@ -88,7 +88,7 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 def _shares(mount_point: Path, directory: Path) -> bool:
     """Whether the limit for a directory applies to a tier. The limit applies to all tiers on the
-    directory's file system. It also applies to all tiers below the directory. These may be on
+    directory's file system. It also applies to all tiers below the directory, even if they are on
     another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True

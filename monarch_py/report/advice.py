@@ -101,9 +101,9 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. This is a
-    mean of the intervals' rates. The weight of an interval is its bytes, so that intervals with few
-    bytes have little influence.
+    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. The result is
+    a mean of the intervals' rates. Each interval is weighted by its bytes, so that intervals with
+    few bytes have little influence.
 
     amounts, seconds : (n,) the bytes in each interval, and the length of each interval
     """
@@ -121,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # If these intervals have only a small part of the bytes, they do not show the training's rate.
-    # For example, they may be only the first and the last of the run.
+    # If the intervals in `is_free` have only a small part of the bytes, their rate is not the
+    # training's rate. For example, only the first and the last interval may be in `is_free`.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])

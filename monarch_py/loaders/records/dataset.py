@@ -299,9 +299,9 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns one Part for each file that has wanted rows without a plain offset.
+        """Returns a Part for each file that has wanted rows which must be made from chunks.
 
-        places : the indices in `wanted` of the rows without a plain offset (see plain_offsets)
+        places : the indices of these rows in `wanted`
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():

@@ -147,7 +147,7 @@ class ScheduledSampler(ABC):
                 f" {length} samples; write a smaller one or drop_last=False"
             )
 
-    # --- what a subclass defines ----------------------------------------------------------------
+    # --- methods that a subclass overrides ------------------------------------------------------
 
     @abstractmethod
     def _dealt(self, order: Int32s) -> EpochSchedule:

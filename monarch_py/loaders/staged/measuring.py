@@ -28,8 +28,8 @@ from monarch_py.loaders.staged.work import Failure, Work
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
 # factor. At least four numbers of workers are measured, because the model has two straight lines,
-# and each needs two points. For a dataset of one size class, measuring also ends when batches come
-# more than twice as fast as the training uses them.
+# and each line needs two points. If all samples are of one size class, measuring also ends when
+# batches come more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
@@ -48,7 +48,8 @@ class Advice:
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
-    batch, step_s : the arguments of `advise`
+    batch : the number of samples in a batch
+    step_s : how long the training computes for a batch [s]
     """
 
     workers: int
@@ -76,7 +77,8 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training needs. Samples are read in random order. None is read again before all were read.
+    training needs. Samples are read in random order. No sample is read again before all samples
+    were read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
