@@ -37,8 +37,9 @@ class LocalNode:
 
     record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
     began : on rank 0, the time at which `scan` began, on time.monotonic() [s]
-    process, lifeline : the daemon's process, and a descriptor. The daemon ends when the descriptor
-        is closed. Both are None until this rank has started the daemon
+    process : the daemon's process; None until this rank has started it
+    lifeline : a descriptor; the daemon ends when it is closed. None until this rank has started the
+        daemon
     """
 
     def __init__(self, config_file: Path, name: str) -> None:

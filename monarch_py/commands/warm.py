@@ -183,8 +183,8 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Some files need a new order: another command has cancelled their fill, or their copy was
-        # dropped.
+        # Order the missing copies again: another command may have cancelled fills, and copies may
+        # have been dropped.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:

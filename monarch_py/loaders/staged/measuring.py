@@ -83,7 +83,8 @@ def advise(
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
-    collate_fn, method : collate_fn and multiprocessing_context of the training's loader
+    collate_fn : makes a batch of samples, as the training's loader does; None for the default
+    method : how workers are started: "fork", "spawn" or "forkserver"; None for Python's default
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
         raise ConfigError("batch, most, seconds: give numbers above 0; for step, 0 or more")
