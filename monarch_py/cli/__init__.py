@@ -146,8 +146,9 @@ def _tell_lost_directory() -> bool:
 
 def _failed(error: OSError) -> int:
     """Tells the user about an error that the command has not handled, and returns the status to
-    exit with. If the cause is neither a removed directory, a limit nor the output, the error is a
-    bug, and is raised again."""
+    exit with. Three causes are possible: the current directory was removed, this process has
+    reached a limit, or the output cannot be written. Any other error is raised again, because it is
+    a bug."""
     # os.path.abspath raises a FileNotFoundError without a name.
     if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
         return ConfigError.exit_status

@@ -63,7 +63,7 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Returns how many bytes of some files have been copied by fills that still run.
+        """Returns how many bytes of these files have been copied by fills that still run.
 
         words, sizes : (n,) the catalog words and the sizes of these files
         """

@@ -135,7 +135,8 @@ def _places(config: Config) -> Iterator[Finding]:
 
 
 def occupied_by_others(tier: TierConfig) -> str:
-    """Returns the sentence of `shortage` for a tier, whether a daemon serves it or not."""
+    """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
+    otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
     # There may be many copies. So their sizes are added up only if the tier would have too little
     # room without them.

@@ -65,7 +65,7 @@ class Swept:
 
 
 def sweep(*, stop: bool = False) -> Swept:
-    """Removes the segments and copies left behind by daemons of this user that were killed.
+    """Removes the segments and copies that this user's killed daemons have left behind.
 
     stop : whether to end the running daemons first, and then to remove every session with its log.
         Set it only after the user's last job on this node

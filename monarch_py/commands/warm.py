@@ -39,8 +39,8 @@ LOOK_S = 0.1
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. A field whose name ends with `bytes` is the
-    total size of such files.
+    """Counts of the chosen files that are known so far. The fields whose names end with `bytes` are
+    the total sizes of these files.
 
     there_files : files that had a copy before the command began
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes

@@ -188,8 +188,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level has its own block size, because it is ignored. The checksums need one block
-    size for all copies. In the original Monarch, each level could have its own."""
+    """Warns if a level has a block size of its own, which is ignored. The checksums need one block
+    size for all copies. In the original Monarch, each level could have another block size."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"

@@ -71,7 +71,10 @@ def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """Returns the regular expression of a glob, for `fullmatch`. parts : the results of `_parts`"""
+    """Returns the regular expression of a glob, for `fullmatch`.
+
+    parts : the glob's steps, as `_parts` yields them
+    """
     # Each star that may match slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:

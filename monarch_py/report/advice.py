@@ -88,7 +88,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The run as the simulator sees it.
+    """The settings with which the simulator computes a run.
 
     tiers : the usable tiers, in the order of the configuration
     readers : the number of threads that read at the same time

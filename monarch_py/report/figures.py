@@ -80,7 +80,8 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Keep text as text. The fixed salt makes repeated drawings of one run identical.
+    # Write text as text of SVG, not as outlines of letters. The fixed salt makes repeated drawings
+    # of one run identical.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 

@@ -24,8 +24,8 @@ from monarch_py.plan.index import Index
 
 # A gap is the range of unwanted bytes between two samples; one read that includes the gap brings
 # both samples. Each process finds, by timing reads, the largest gap at which one read is faster
-# than two. The process limits this size to the two bounds below [bytes]. A gap below a page costs
-# nothing, because sources read whole pages anyway. The upper bound spares the source, from which
+# than two. This gap is kept between the two bounds below [bytes]. A gap below a page costs nothing,
+# because sources read whole pages anyway. The upper bound limits the load on the source, from which
 # other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # In a TFRecord file, this many bytes precede the data of a record, and this many follow it.
