@@ -264,7 +264,7 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:
         if (holder := holder_of(session.lock)) is not None:
-            raise NoDaemonError(f"the daemon ({holder}) was already asked to stop") from None
+            raise NoDaemonError(f"the daemon ({holder}) is starting or ending; try again") from None
         text = "no daemon serves this configuration, so there is nothing to stop"
         if session.control.exists():
             text += "; `monarch sweep` removes what a killed daemon has left on this node"

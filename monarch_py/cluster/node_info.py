@@ -182,8 +182,8 @@ def _check_places(infos: Sequence[NodeInfo]) -> None:
         if other != rank:
             raise SessionError(
                 f"ranks {other} and {rank} are both on {info.place[0]}, with one configuration:"
-                " start one rank a node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
-                " --ntasks-per-node=1, or give each a configuration of its own, such as"
+                " start one rank per node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
+                " --ntasks-per-node=1, or give each rank a configuration of its own, such as"
                 " -c 'tiers-{rank}.yaml'"
             )
 

@@ -260,16 +260,15 @@ def _job_lines(config: Config) -> list[str]:
         f"dataset: {{scan: {dataset}}}",
         "rates:",
         "  compute: 100MiB/s       # ? how fast a rank trains, in bytes of samples",
-        "  preprocess: 200MiB/s    # ? of one loading thread",
-        "  network: 1GiB/s         # ? to other nodes, if there are any",
+        "  preprocess: 200MiB/s    # ? how fast one loading thread prepares samples",
+        "  network: 1GiB/s         # ? the rate of the link to other nodes, if there are any",
     ]
 
 
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node counts as one client. The rate of all its threads together, by the number of"
-        " threads:",
+        "# One node counts as one client. By number of threads, the total rate of all threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]

@@ -329,7 +329,7 @@ class _Model:
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
             " order in each epoch"
         )
-        yield f"this node reads the source at {_rate(self._source)}, as for most of the bytes"
+        yield f"this node reads the source at {_rate(self._source)}, the rate of most of the bytes"
         if self._compute:
             how = "as given" if is_given else "as it did while copies gave nearly all bytes"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"

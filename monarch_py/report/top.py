@@ -97,7 +97,7 @@ def _flows(report: Report, rates: Rates) -> Table:
 def _opens(opens: float, ratio: float | None, totals: dict[str, Any]) -> str:
     share = "" if ratio is None else f", {100 * ratio:.1f} % from copies"
     since = f"{100 * totals['hits'] / totals['opens']:.1f} %" if totals["opens"] else "-"
-    return f"{opens:,.0f}/s{share} (since the start {since} of {totals['opens']:,})"
+    return f"{opens:,.0f}/s{share} (since the start: {since} of {totals['opens']:,})"
 
 
 def _rate(bytes_per_s: float) -> str:

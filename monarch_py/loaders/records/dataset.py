@@ -273,7 +273,7 @@ class RecordDataset:
             return wanted
         least, most, count = wanted.min(), wanted.max(), len(self)
         if not -count <= least <= most < count:
-            raise IndexError(f"samples {least} to {most}, but the dataset has {count}")
+            raise IndexError(f"samples {least} to {most}, but the dataset has {count} samples")
         return wanted if least >= 0 else np.where(wanted < 0, wanted + count, wanted)
 
     # --- reads ---------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def rows_of(path: Path, dataset: str) -> Rows:
     rows cannot be read by offset."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
-            raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
+            raise MonarchError(f"{path}: {dataset!r} has no rows; name another dataset")
         dtype = found.dtype
         if dtype.hasobject or not _is_as_in_memory(found):
             raise MonarchError(

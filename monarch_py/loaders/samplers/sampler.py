@@ -270,8 +270,8 @@ class ScheduledSampler(ABC):
         size, ranks = int(epoch.sizes[step]), self.ranks.world_size
         if max(size, 0 if self._may_be_empty else 1) != batch_len:
             raise ConfigError(
-                f"batch_len: {batch_len}, but the batch of step {step} has {size}; give each"
-                " batch's own length and step"
+                f"batch_len: {batch_len}, but the batch of step {step} has {size} samples; give"
+                " each batch's own length and step"
             )
         if summed:
             return ranks / int(epoch.totals[step]) if size else 0.0

@@ -93,7 +93,7 @@ class SolarSampler(HeldSampler):
         )
         path = order_epochs(costs)
         before, after = path_cost(costs, np.arange(epochs)), path_cost(costs, path)
-        log.info("the training loads %d samples instead of %d, by epoch_order", after, before)
+        log.info("with epoch_order, %d samples are loaded instead of %d", after, before)
         return path, before, after
 
     @property
