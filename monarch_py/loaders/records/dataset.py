@@ -28,7 +28,7 @@ from monarch_py.plan.index import Index
 # because sources read whole pages anyway. The upper bound limits the load on the source, from which
 # other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
-# In a TFRecord file, this many bytes precede the data of a record, and this many follow it.
+# How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
 # The datasets of this process. A forked child gives them new locks: a lock that another thread of
