@@ -1,5 +1,5 @@
-"""Builds the two C parts beside the package: the cffi module that the daemon uses, and the preload
-library, which links to libc alone. The demo's slow source is built where libfuse3 is found."""
+"""Builds the C parts into the package: the cffi module that the daemon uses, and the preload
+library, which is linked only to libc. If libfuse3 is found, also builds the demo's slow source."""
 
 import os
 import shlex
@@ -73,33 +73,39 @@ PRELOAD = [
 WARNINGS = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
 PRELOAD_FLAGS = [
     "-D_GNU_SOURCE",
-    # A program may hand a null pointer to open(): it must reach the kernel, not be optimised away.
+    # A program may pass a null pointer to open(). The compiler must not assume that this cannot
+    # happen, because the kernel must see the pointer and return an error.
     "-fno-delete-null-pointer-checks",
-    # Fortified headers would turn our own definitions into calls of the checking ones.
+    # With _FORTIFY_SOURCE, libc's headers replace calls such as read() by checking variants. The
+    # library defines these functions itself.
     "-U_FORTIFY_SOURCE",
     "-fvisibility=hidden",
-    # Loaded at start by definition: the one thread-local needs no call to find it.
+    # A preload library is loaded when the program starts. So its thread-local variable may use the
+    # model `initial-exec`, in which no function call is needed to find the variable.
     "-ftls-model=initial-exec",
     "-fno-plt",
     "-fno-stack-protector",
     "-Wl,-z,defs,-z,relro,-z,now",
-    # Two mappings instead of four: every process that a job starts pays for them.
+    # Map the library with two mappings instead of four, because every process of a job maps it.
     "-Wl,-z,noseparate-code",
-    # No names to look up at every start but libc's: what our functions call of ours is ours, and of
-    # the compiler's start files, which ask for four that nobody has, we need nothing.
+    # At a program's start, only names of libc are looked up. With -Bsymbolic, calls between our own
+    # functions need no look-up. The compiler's start files are left out, because the library does
+    # not need them, and they would look up four names.
     "-Wl,-Bsymbolic",
     "-nostartfiles",
-    # Every process that a job starts maps the library: without what only the daemon calls.
+    # Leave out functions that only the daemon calls, because every process of a job maps the
+    # library.
     "-ffunction-sections",
     "-Wl,--gc-sections",
-    # Large tables lie behind all small variables (attributes.h).
+    # Put the large tables behind all small variables (attributes.h).
     "-Wl,--sort-section=name",
 ]
 
 
 def cc() -> list[str]:
-    """The compiler of programs that are no part of Python: CC may be one for an older libc, which
-    links without the options above."""
+    """Returns the command of the C compiler for the preload library and the slow source. It is
+    MONARCH_CC if set, and otherwise CC. The two differ if CC is a compiler for an older libc, whose
+    linker lacks some of the options above."""
     return shlex.split(os.environ.get("MONARCH_CC") or os.environ.get("CC", "gcc"))
 
 
@@ -112,8 +118,8 @@ def fuse_flags() -> list[str] | None:
     return shlex.split(done.stdout) if done.returncode == 0 else None
 
 
-# cffi keeps to Python's stable interface, so that one wheel is for all versions; but for builds of
-# Python that have no such interface.
+# Whether this Python has the stable ABI. cffi then uses only this ABI, so that one wheel serves all
+# versions of Python. Free-threaded builds and debug builds do not have it.
 IS_STABLE = not (sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "gettotalrefcount"))
 
 
@@ -125,7 +131,8 @@ class BuildAll(build_ext):
             library = beside.submit(self.build_preload, package / "libmonarch.so")
             super().run()
             library.result()
-        if self.inplace:  # beside an installed package, the library finds the interpreter itself
+        # In an installation, the library finds the interpreter without this file.
+        if self.inplace:
             (package / "interpreter").write_text(f"{sys.executable}\n")
         self.build_slow_source(package / "slowsource")
 
@@ -146,7 +153,10 @@ class BuildAll(build_ext):
         source = str(ROOT / "benchmarks" / "slowsource.c")
         command = [*cc(), "-O2", *WARNINGS, "-o", str(out), source, *flags, "-pthread"]
         if subprocess.run(command, check=False).returncode != 0:
-            print("monarch: the demo's slow source could not be built; the demo does without")
+            print(
+                "monarch: the demo's slow source could not be built, so `monarch demo` will read"
+                " from a plain directory; see the compiler's messages above"
+            )
 
 
 setup(

@@ -1,7 +1,7 @@
 """Numpy arrays that C and Python share: their types, the layouts of C structs, pointers to them.
 
-The layouts come from the compiled headers: this module defines no offset and no size. It is not a
-part of `native`, so that commands which need no array start without numpy.
+The layouts come from the compiled headers: this module defines no offset and no size. The module is
+separate from `native`, so that commands which need no array start without numpy.
 """
 
 from typing import Any

@@ -106,10 +106,11 @@ def _help(words: tuple[str, ...]) -> None:
 
 def _leave_the_library() -> None:
     """If LD_PRELOAD names our preload library, executes this command again without the library.
-    LD_PRELOAD names it after `module load`, for example.
+    LD_PRELOAD may name the library after `module load`, for example.
 
-    With the library, a daemon would scan and fill from its own copies, and `verify --source` would
-    compare a copy with itself. `monarch run` adds the library again for the job that it starts.
+    Under the library, reads of a source are answered from copies. So a daemon would make copies
+    from its own copies, and `verify --source` would compare a copy with itself. `monarch run` adds
+    the library again for the job that it starts.
     """
     preloads = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
@@ -133,8 +134,8 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell_lost_directory() -> bool:
-    """If the current directory was removed, tells the user and returns True. Each relative path
-    then fails, and the error does not say why."""
+    """Returns whether the current directory was removed, and tells the user if it was. In a removed
+    directory, each relative path fails with an error that does not name the cause."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -145,7 +146,9 @@ def _tell_lost_directory() -> bool:
 
 def _failed(error: OSError) -> int:
     """Tells the user about an error that the command has not handled, and returns the status to
-    exit with. Raises an error with which no command should fail."""
+    exit with. Three causes are possible: the current directory was removed, this process has
+    reached a limit, or the output cannot be written. Any other error is raised again, because it is
+    a bug."""
     # os.path.abspath raises a FileNotFoundError without a name.
     if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
         return ConfigError.exit_status

@@ -100,7 +100,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _with_room(value: "Value", tiers: int) -> "Value":
-    """If this is the default of `staging`, returns it with the size that the area would have now.
+    """Returns the value. If it is the default of `staging`, the returned text says how large the
+    staging area would be now.
 
     tiers : the number of tiers
     """

@@ -20,7 +20,7 @@ from monarch_py.util.units import counted, format_size
 
 def _end(named: NamedFiles) -> None:
     if not named.scanned:
-        tell("the sources are still being listed: more files may come")
+        tell("the sources are still being listed: more files may be found")
     for path, why in named.problems:
         tell(f"{quoted(path)}: {why}")
     sys.exit(1 if named.problems else 0)

@@ -133,9 +133,9 @@ def _tell_summary(outcome: Outcome) -> None:
             tell(f"cannot tell what this run gained: {outcome.lost}")
         return
     if is_disabled():
-        return  # `_tell_switches` has told the user before the command ran
+        return  # `_tell_switches` told the user before the command ran that Monarch is off
     lines = summary(outcome.report, since(outcome.before, outcome.report))
-    # Remove our name from the first line, because `tell` puts it before the text.
+    # Remove "monarch: " from the first line, because `tell` adds it again.
     tell("\n".join(lines).removeprefix("monarch: "))
 
 
@@ -239,7 +239,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
-        refuse_few_addresses()  # before the import, which needs many addresses
+        refuse_few_addresses()  # call it before the import, which needs much address space
         from monarch_py.daemon import lifecycle
 
         to_serve(config_file, sources)
@@ -252,8 +252,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    # If `process` is None, this node's daemon ran already, and the command that has started it
-    # waits for its end.
+    # If `process` is None, another command has started this node's daemon, and waits for its end.
     if node.process is not None:
         wait_for(node.process, SessionDir.of(config_file))
 
@@ -265,7 +264,7 @@ def _asked_to_stop(session: SessionDir) -> Identity:
         return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:
         if (holder := holder_of(session.lock)) is not None:
-            raise NoDaemonError(f"the daemon ({holder}) was already asked to stop") from None
+            raise NoDaemonError(f"the daemon ({holder}) is starting or ending; try again") from None
         text = "no daemon serves this configuration, so there is nothing to stop"
         if session.control.exists():
             text += "; `monarch sweep` removes what a killed daemon has left on this node"

@@ -36,8 +36,8 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def tell(text: str) -> None:
-    """Writes a line to the user on standard error. If that fails, as on a full disk, the command
-    goes on."""
+    """Writes a line to the user on standard error. If the write fails, for example because a disk
+    is full, the command goes on."""
     try:
         sys.stderr.write(f"monarch: {text}\n")
         sys.stderr.flush()

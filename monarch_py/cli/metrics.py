@@ -73,7 +73,8 @@ def _make_way(path: Path) -> None:
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
     """Yields a server on a Unix socket at `path`. Only this user can connect to it. Raises
-    MonarchError if the socket cannot be made, or as `_make_way` does."""
+    MonarchError if the socket cannot be made, if another process listens at `path`, or if `path` is
+    another kind of file."""
     try:
         _make_way(path)
         mask = os.umask(0o177)

@@ -73,7 +73,8 @@ def _config(
         "--config",
         "config_file",
         envvar="MONARCH_CONFIG",
-        type=click.Path(path_type=Path, readable=False),  # load_config says why it cannot be read
+        # load_config checks whether the file can be read, and says why if it cannot.
+        type=click.Path(path_type=Path, readable=False),
         callback=callback,
         help=f"{CONFIG_HELP}  [default: {default}]",
     )
@@ -155,8 +156,9 @@ def checked(
     """Loads the configuration and shows its warnings. Raises ConfigError if the configuration
     cannot work.
 
-    with_sources, sources : as for `load_config`. `sources` are also exported to the processes that
-        this process starts
+    with_sources : False for a command that needs only the tiers; the sources are then not examined
+    sources : the datasets that the command line names. They are also put into the environment, for
+        the processes that this process starts
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)
@@ -166,8 +168,8 @@ def checked(
 
 
 def refuse_input(option: str, output: Path, inputs: Iterable[Path]) -> None:
-    """Raises ConfigError if `output` is one of the files that the command reads. This also finds a
-    file that links lead to. Call it before the command changes anything.
+    """Raises ConfigError if `output` is one of the files that the command reads, even under another
+    name (a link). Call this function before the command changes anything.
 
     option : the option that names `output`
     inputs : the files that the command reads. Directories and missing files are ignored

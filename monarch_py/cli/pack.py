@@ -31,8 +31,7 @@ def pack(directory: Path, output: Path, *, index_only: bool) -> None:
     """Put the files of DIR into one tar, with an index beside it.
 
     If the configuration names the tar (`pack: TAR` of a source), the daemon copies many files with
-    one read of the tar.
-    Exits with 1 if files are left out of the index.
+    one read of the tar. Exits with 1 if files are left out of the index.
     """
     from monarch_py.packs.index import index_path
     from monarch_py.packs.tar import index_pack, write_pack

@@ -1,8 +1,8 @@
-"""Prints the commands' output: tables that fit the terminal, and names as they are.
+"""Prints the commands' output, with tables that fit the terminal.
 
-Text is never taken as markup, since a path may contain brackets. Without a terminal, a table is
-plain text with one line per row, however long the line is. On a terminal, a table that is too wide
-becomes a list.
+Brackets in a text are never taken as markup, since a path may contain them. Without a terminal, a
+table is plain text with one line per row, however long the line is. On a terminal, a table that is
+too wide becomes a list.
 """
 
 from collections.abc import Sequence

@@ -35,8 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # Raises the error for a missing file. A file that exists is not checked like this,
-            # because it may be right only on the job's nodes.
+            # Raises ConfigError for the missing file. If the file exists, its mistakes only cause
+            # a warning, because the file may be right on the job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)

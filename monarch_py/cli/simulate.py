@@ -144,7 +144,7 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a list of one line, which says which of these policies the daemon uses on this number
+    """Returns a list with one line of text: which of these policies the daemon uses on this number
     of nodes. The list is empty if the daemon uses none of them."""
     from monarch_py.policies.named import DAEMON
 
@@ -154,7 +154,10 @@ def _daemons(policies: Collection[str], nodes: int) -> list[str]:
 
 
 def _row(result: dict[str, Any], unit: float) -> list[str]:
-    """The cells of a policy's row. unit : the unit in which times are shown [s]"""
+    """Returns the cells of a policy's row in the table.
+
+    unit : the unit in which times are shown [s]
+    """
     epochs, share = result["epoch_seconds"], result["share"]
     later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None
     return [

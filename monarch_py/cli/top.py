@@ -34,8 +34,8 @@ FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
 QUIT = frozenset(b"qQ\x03\x04")
-# The bytes that a terminal sends for an arrow key or a function key. They may contain a letter of
-# QUIT, but must not end the view.
+# Matches the bytes that a terminal sends for an arrow key or a function key. Such bytes may contain
+# a letter of QUIT, but must not end the view.
 SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
@@ -97,8 +97,7 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
     if not has_keys:
         time.sleep(max(0.0, until - time.monotonic()))
         return False
-    # Read the keys even if `until` has passed, because the daemon may have answered later than
-    # that.
+    # Read the keys even if `until` has passed, which happens if the daemon has answered late.
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         if _ends(os.read(sys.stdin.fileno(), 64)):
             return True
@@ -106,8 +105,11 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether the keys that one read has returned end the view. If the read has returned b"", the
-    terminal is gone, which ends the view too."""
+    """Whether the view ends after these keys.
+
+    keys : the bytes that one read of the terminal has returned. b"" means that the terminal is
+        gone, and ends the view too
+    """
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)
 

@@ -67,7 +67,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the progress as text, as long as no file to copy is known."""
+    """Returns the progress as text for the time in which no file to copy is known yet."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -124,9 +124,12 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
-    """Tells the user which copies were not recorded and, with `is_everything`, that names could not
-    be read. Returns the exit status: 1 if files are missing because their names could not be read.
-    Names that this user has no right to read are not missing, as `lost+found` is not."""
+    """Tells the user which copies were not recorded. Returns the exit status.
+
+    is_everything : whether the command copies all files. If so, also tells the user in which
+        sources names could not be read, and returns 1 for them. Names that this user has no
+        permission to read, such as `lost+found`, do not change the exit status
+    """
     for text in filter(None, (tier.get("unrecorded") for tier in report.get("tiers", ()))):
         tell(text)
     status = 0
@@ -212,9 +215,9 @@ def warm(
     """Copy files and directories ahead of a job; without PATH, everything.
 
     Files that programs read in the meantime are copied first. Ctrl-C keeps what has been copied;
-    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file or, without
-    PATH, a directory could not be read at the source (unless you have no right to read the
-    directory), or if files have no room because a tier cannot be used.
+    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file could not
+    be read at the source, or if files have no room because a tier cannot be used. Without PATH,
+    also exits with 1 if a directory could not be read, unless you have no permission to read it.
     """
     if null and list_file is None:
         raise click.UsageError("-0 describes LIST; give --from-file LIST too")

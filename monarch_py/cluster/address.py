@@ -15,11 +15,11 @@ def is_loopback(address: str) -> bool:
 
 
 def serving_address(config: Config) -> str:
-    """Returns the address at which the other nodes reach this one. The key `peers` of the
-    configuration may name the address, or an interface, whose first address is returned. If the key
-    names neither, the first address that is not a loopback address is returned. Addresses to which
-    the host's name resolves come before the other addresses of this node's interfaces. If all
-    addresses are loopback addresses, 127.0.0.1 is returned.
+    """Returns the address at which the other nodes reach this node. If the key `peers` of the
+    configuration names the address, returns that address. If the key names an interface, returns
+    the interface's first address. Otherwise returns the first address that is not a loopback
+    address, first among those to which the host's name resolves, and then among those of this
+    node's interfaces. If there is no such address, returns 127.0.0.1.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

@@ -42,7 +42,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    # This error is shared below too. Otherwise the other ranks would wait for this rank.
+    # `gather` tells the other ranks about an unexpected error too. If the error ended this rank
+    # here, the other ranks would wait for this rank forever.
     except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
@@ -56,7 +57,9 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
     """Merges equal sentences of several nodes into one sentence that begins with the nodes' names.
-    said : for each sentence, the name of its node, and the sentence"""
+
+    said : pairs of a node's name and a sentence from this node
+    """
     speakers: dict[str, list[str]] = {}
     for name, words in said:
         speakers.setdefault(words, []).append(name)

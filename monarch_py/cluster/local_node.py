@@ -37,8 +37,9 @@ class LocalNode:
 
     record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
     began : on rank 0, the time at which `scan` began, on time.monotonic() [s]
-    process, lifeline : the daemon's process, and a descriptor. The daemon ends when the descriptor
-        is closed. Both are None until this rank has started the daemon
+    process : the daemon's process; None until this rank has started it
+    lifeline : a descriptor; the daemon ends when it is closed. None until this rank has started the
+        daemon
     """
 
     def __init__(self, config_file: Path, name: str) -> None:
@@ -95,7 +96,7 @@ class LocalNode:
 
     def start(self, cluster: Cluster, record: bytes, began: float) -> list[str]:
         """Starts the daemon with rank 0's list of the sources. Returns the problems that the daemon
-        reports, as `ipc.connection.troubles` does."""
+        reports, one sentence each."""
         _check_record(self._config, read_record(record), cluster.members[0].name)
         fd = written(record)
         try:
@@ -106,7 +107,7 @@ class LocalNode:
     # --- rejoining a cluster that runs ------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The cluster, as this node's running daemon knows it."""
+        """Returns the cluster to which this node's running daemon belongs."""
         return msgspec.convert(self._daemon.ask("cluster"), Cluster)
 
     @property
@@ -119,10 +120,11 @@ class LocalNode:
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address that the other daemons have for it. The daemon lists the
-        sources itself. Returns the problems that the daemon reports, as `start` does.
+        """Starts the daemon at the address at which the other daemons expect it. The daemon lists
+        the sources itself. Returns the problems that the daemon reports, one sentence each.
 
-        name, roots : name of a node whose daemon runs, and the `roots` of that node
+        name : the name of a node whose daemon runs
+        roots : the inode numbers of the sources' directories on that node
         """
         assert self._listener is not None
         for source, ours, theirs in zip(self._config.sources, self.roots(), roots, strict=True):

@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# For settings that may differ between nodes even if the configuration files are equal: the hint for
-# the user, by the first part of the setting's key.
+# Hints for the user, by the first part of a setting's key. These settings may differ between nodes
+# even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -96,7 +96,7 @@ def _agreed(config: Config) -> dict[str, str]:
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
     # Plans decide which node owns a file. If one node had another plan, some files would have no
-    # owner, and others two.
+    # owner, and other files would have two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
@@ -182,8 +182,8 @@ def _check_places(infos: Sequence[NodeInfo]) -> None:
         if other != rank:
             raise SessionError(
                 f"ranks {other} and {rank} are both on {info.place[0]}, with one configuration:"
-                " start one rank a node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
-                " --ntasks-per-node=1, or give each a configuration of its own, such as"
+                " start one rank per node, with mpiexec -ppn 1 (Open MPI: -N 1) or srun"
+                " --ntasks-per-node=1, or give each rank a configuration of its own, such as"
                 " -c 'tiers-{rank}.yaml'"
             )
 

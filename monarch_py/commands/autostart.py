@@ -36,7 +36,8 @@ def main() -> None:
     new one."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # True also after an error, so that the next start, which would probably fail too, is delayed.
+    # If `start` raises an error, this stays True. The next start would probably fail too, so it
+    # is delayed.
     is_started = True
     try:
         is_started = start(config_file, opened)
@@ -89,7 +90,7 @@ def _close_inherited() -> None:
     but cannot do so before Linux 5.9."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
-            with suppress(OSError):  # the listing's own descriptor, which is closed already
+            with suppress(OSError):  # os.listdir has closed its own descriptor, which it listed too
                 os.close(int(name))
 
 

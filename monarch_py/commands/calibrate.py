@@ -118,7 +118,7 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """Measures the source with each number of threads. Returns the rates, and how many bytes were
-    read to measure the last one.
+    read to measure the last rate.
 
     A file that was read before may be in a cache. So each measurement reads files that no earlier
     one has read, if there are enough files. No measurement has more threads than there are files.
@@ -260,16 +260,15 @@ def _job_lines(config: Config) -> list[str]:
         f"dataset: {{scan: {dataset}}}",
         "rates:",
         "  compute: 100MiB/s       # ? how fast a rank trains, in bytes of samples",
-        "  preprocess: 200MiB/s    # ? of one loading thread",
-        "  network: 1GiB/s         # ? to other nodes, if there are any",
+        "  preprocess: 200MiB/s    # ? how fast one loading thread prepares samples",
+        "  network: 1GiB/s         # ? the rate of the link to other nodes, if there are any",
     ]
 
 
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node counts as one client. The rate of all its threads together, by the number of"
-        " threads:",
+        "# One node counts as one client. By number of threads, the total rate of all threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]

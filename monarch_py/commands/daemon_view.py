@@ -42,7 +42,8 @@ class DaemonView:
             if self.pid not in (0, told["pid"]):
                 raise SessionError("the daemon was replaced by another one; run the command again")
             self.pid, known = told["pid"], told["generation"]
-            self.first_copy = told.get("first_copy", 0)  # older daemons do not send it
+            # Daemons of older versions do not send `first_copy`.
+            self.first_copy = told.get("first_copy", 0)
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
                 with suppress(FileNotFoundError):  # a newer catalog has replaced it, so ask again
@@ -62,7 +63,7 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Returns how many bytes of some files have been copied by fills that still run.
+        """Returns how many bytes of these files have been copied by fills that still run.
 
         words, sizes : (n,) the catalog words and the sizes of these files
         """

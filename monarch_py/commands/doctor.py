@@ -135,9 +135,11 @@ def _places(config: Config) -> Iterator[Finding]:
 
 
 def occupied_by_others(tier: TierConfig) -> str:
-    """Returns the sentence of `shortage` for a tier, whether a daemon serves it or not."""
+    """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
+    otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
-    # The copies are added up only if their room matters, since there may be many.
+    # There may be many copies. So their sizes are added up only if the tier would have too little
+    # room without them.
     return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
 
 
@@ -197,7 +199,7 @@ def _many_nodes() -> Finding:
         return Finding("ok", what, text)
     hint = "load the cluster's MPI (module load), or pip install mpi4py mpich"
     command = [sys.executable, "-c", MPI_VERSION, str(LIBRARY.parents[1])]
-    try:  # in "/", so that no module of the working directory is imported
+    try:  # run the program in "/", so that it imports no module of the working directory
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=MPI_S, cwd="/"
         )

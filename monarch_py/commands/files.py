@@ -13,7 +13,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 
-# The most catalog entries in one request, as for `monarch warm`.
+# The most catalog entries in one request, which may have at most 1 MiB.
 PORTION = 65536
 STAGING = "staging area"
 SOURCE = "source"
@@ -26,8 +26,8 @@ class FilePlace:
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
     where : the mount point of the tier that has the copy, or STAGING or SOURCE
-    why : why the file has no copy: "filling", "wanted", "unknown", or a reason as in `bypass`
-        (docs/status.md). "" if the file has a copy, or if no reason is recorded
+    why : why the file has no copy: "filling", "wanted", "unknown", or one of the reasons that
+        docs/status.md lists for `bypass`. "" if the file has a copy, or if no reason is recorded
     """
 
     path: str

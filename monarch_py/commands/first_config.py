@@ -192,7 +192,7 @@ def _check(text: str) -> None:
         try:
             load_config(name)
         except ConfigError as error:
-            # The user does not see the file, so the message leaves its lines out.
+            # The user does not see the file, so remove its name and line numbers from the message.
             lines = rf"^{name}:\d+: |,? in line \d+"
             problem = re.sub(lines, "", str(error))
             raise ConfigError(f"the configuration would be refused: {problem}") from None
@@ -200,7 +200,8 @@ def _check(text: str) -> None:
 
 def _tiers(sources: Sequence[Path]) -> list[str]:
     taken = {os.stat(source).st_dev for source in sources}
-    # If there are only tiers that overlap with a source, `_check` names one of them.
+    # If every possible tier overlaps with a source, use these tiers. `_check` then raises an error
+    # that names one of them.
     tiers = _tiers_apart(taken, sources) or _tiers_apart(taken, ())
     if not tiers:
         raise ConfigError(
@@ -211,7 +212,11 @@ def _tiers(sources: Sequence[Path]) -> list[str]:
 
 
 def _tiers_apart(taken: Collection[int], sources: Sequence[Path]) -> list[str]:
-    """Returns the tiers in memory and on local disks. The parameters are those of `local_disks`."""
+    """Returns the tiers in memory and on local disks, as texts for the configuration.
+
+    taken : the device numbers of file systems that must not have a tier
+    sources : directories that must neither contain nor lie in a tier
+    """
     tiers = []
     ram = shared_memory()
     if ram is not None and ram.device not in taken and not _overlaps(ram.path, sources):

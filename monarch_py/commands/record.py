@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-This process counts the files itself, in the catalog in shared memory, so the daemon has no work
-with the counting.
+This process counts the files itself, in the catalog in shared memory. So the counting does not
+load the daemon.
 """
 
 import os
@@ -19,7 +19,7 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
-# A report gives sums for at most this many groups of files, so that it stays small.
+# The most groups of files for which a report has sums. The number limits the report's size.
 MOST_GROUPS = 2000
 
 
@@ -45,8 +45,8 @@ def record(connection: DaemonConnection, report: dict[str, Any]) -> dict[str, An
 
 
 def _room(tier: dict[str, Any]) -> int:
-    """How many bytes a tier could hold if it had no quota: the size of its copies, plus the free
-    space of its file system."""
+    """Returns how many bytes a tier could hold if it had no quota: the size of its copies, plus the
+    free space of its file system. If the free space is not known, returns the quota."""
     try:
         system = os.statvfs(tier["mount_point"])
     except OSError:  # the tier's directory is not visible here

@@ -73,8 +73,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """For a path that is not an executable file: whether the path is a directory, or is below a
-    directory that this user may not search."""
+    """Whether `path`, which is not an executable file, is a directory, or lies below a directory
+    that this user may not search."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -230,8 +230,9 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            # The daemon has ended, or continues for other runs. In both cases this process is done
-            # with it. Without a return code, Popen would warn that the process still runs.
+            # The daemon has ended, or continues to serve other runs. In both cases this process
+            # need not wait for it. Without a return code, Popen would warn that the daemon still
+            # runs.
             self._child.returncode = 0
 
 
@@ -239,8 +240,9 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
     """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
     Raises SessionError if the new daemon does not come up.
 
-    kind : as in `lifecycle.serve`. If it is "", a daemon that serves already keeps running from
-        now on, even if no program uses it
+    kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
+        itself. With "", a new daemon does not end by itself. A daemon that serves already then does
+        not end by itself any more
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:

@@ -39,7 +39,7 @@ class PathSelection:
     problems : for each of the user's paths that selects no file: the path, and a text that says
         what is wrong and what to do
     ids : (n,) the catalog entries of the selected files, in the order in which they were found
-    unknown : selected files that exist but are not in the catalog yet. The value is the path that
+    unknown : selected files that exist but are not in the catalog yet, each with the path that
         messages show
     """
 

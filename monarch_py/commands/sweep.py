@@ -1,9 +1,10 @@
 """`monarch sweep`: removes what this user's killed daemons have left on this node.
 
 A killed daemon leaves its session's segments, and the copies in its tiers. The control segment
-still names the tiers, so no configuration is needed. A daemon that was killed during its start has
-left no control segment yet, but directories in its tiers. Its lock names the configuration, which
-names the tiers. Copies on persistent tiers stay. Everything that a running daemon holds stays too.
+names the tiers, so no configuration is needed. If a daemon is killed during its start, it may leave
+directories in its tiers, but no control segment. Then the daemon's lock names the configuration,
+which names the tiers. Copies on persistent tiers stay. Everything that a running daemon holds stays
+too.
 """
 
 import os
@@ -43,7 +44,7 @@ STOP_LIMIT_S = 30.0
 KILL_LIMIT_S = 10.0
 # Pause between two attempts to take the lock of a daemon that ends [s].
 LOOK_S = 0.05
-# The name of a session's directory. A tier in the same place has directories with other names.
+# Matches the name of a session's directory. A tier in the same parent directory does not match.
 SESSION = re.compile("[0-9a-f]{16}")
 
 
@@ -64,10 +65,10 @@ class Swept:
 
 
 def sweep(*, stop: bool = False) -> Swept:
-    """Removes the segments and copies left behind by daemons of this user that were killed.
+    """Removes the segments and copies that this user's killed daemons have left behind.
 
     stop : whether to end the running daemons first, and then to remove every session with its log.
-        This is meant for the end of the user's last job on this node
+        Set it only after the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
@@ -120,7 +121,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _is_left(session: SessionDir) -> bool:
-    """Whether a daemon runs, or has not ended normally: the normal end removes both files."""
+    """Whether the session's daemon runs or was killed. A daemon that ends normally removes the
+    control segment and the lock file."""
     is_session = SESSION.fullmatch(session.path.name) is not None
     return is_session and (session.control.exists() or session.lock.exists())
 
@@ -192,9 +194,9 @@ def _is_free(lock: Path) -> bool:
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
-    """Returns Monarch's directories in the tiers and the staging area. Their names come from the
-    control segment; there are none if a daemon was killed before it had made the segment, or had
-    written the names. Raises SessionError if the segment cannot be read."""
+    """Returns Monarch's directories in the tiers and the staging area, whose names are in the
+    control segment. Returns none if the daemon was killed before it had written the names. Raises
+    SessionError if the segment cannot be read."""
     hint = "start and stop a daemon of that configuration, or remove its copies by hand"
     try:
         segment = Segment.open(session.control, writable=False)
@@ -210,8 +212,8 @@ def _tiers_of(session: SessionDir) -> list[Path]:
 
 
 def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
-    """Returns Monarch's directories in the tiers and the staging area of a configuration; none if
-    the configuration is not known (""), or cannot be used any more."""
+    """Returns Monarch's directories in the tiers and the staging area of a configuration. Returns
+    none if the configuration is not known (""), or cannot be used any more."""
     try:
         config = load_config(config_file, with_sources=False)
     except MonarchError:

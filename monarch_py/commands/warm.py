@@ -39,15 +39,15 @@ LOOK_S = 0.1
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. A field whose name ends with `bytes` is the
-    total size of such files.
+    """Counts of the chosen files that are known so far. The fields whose names end with `bytes` are
+    the total sizes of these files.
 
     there_files : files that had a copy before the command began
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
-    replaced_files : those of the filled files that had a copy of an earlier version before
-    at_source : how many files get no copy, by reason. The source serves these files. The reasons
-        are named as in `bypass` (docs/status.md)
+    replaced_files : filled files that had a copy before, which was of an earlier version
+    at_source : how many files get no copy, by reason. The source serves these files. docs/status.md
+        lists the reasons, for `bypass`
     complete : whether all chosen files are known
     """
 
@@ -157,7 +157,8 @@ class Warm:
         except BaseException:
             with suppress(SessionError):
                 self._connection.ask("take_back", ticket=self._ticket)
-                # The lengths differ if the exception interrupted `_step`.
+                # An exception may interrupt `_step` before `_was_there` has a value for each of
+                # the chosen files. Then they cannot be counted.
                 if len(self._was_there) == len(self.chosen.ids):
                     self._count(complete=self.progress.complete)
             raise
@@ -182,7 +183,8 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Order again files whose fill another command has cancelled, or whose copy was dropped.
+        # Order the missing copies again: another command may have cancelled fills, and copies may
+        # have been dropped.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
@@ -246,8 +248,8 @@ class Warm:
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # Copies of earlier daemons count as there before the command, although the catalog may get
-        # them only after `_step` has seen their files.
+        # A copy of an earlier daemon existed before the command began, even if the catalog gets
+        # the copy only after `_step` has seen the file.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

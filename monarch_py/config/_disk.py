@@ -17,7 +17,7 @@ def is_inside(inner: Path, outer: Path) -> bool:
     path, because a bind mount gives a directory several paths. Returns False if `outer` cannot be
     examined."""
     try:
-        place = os.stat(outer)  # only once, because it may be on a slow source
+        place = os.stat(outer)  # call stat only once, because `outer` may be on a slow source
     except OSError:
         return False
     for above in Path(os.path.realpath(inner)).parents:

@@ -113,11 +113,12 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
     """
     site, layers = site_file(), []
     for file in filter(None, (site, path)):
-        with suppress(OSError):  # the file cannot be examined, which reading it will tell
+        # If the file cannot be examined, reading it below raises an error that says why.
+        with suppress(OSError):
             if stat.S_ISFIFO(os.stat(file).st_mode):
                 raise ConfigError(
                     f"{file}: is a pipe, but each command and the daemon read the configuration"
-                    " anew; write it to a file"
+                    " again; write it to a file"
                 )
     if site is not None:
         layers.append(_file_layer("site", site, "site's configuration"))
@@ -187,8 +188,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level has its own block size, because it is ignored. The checksums need one block
-    size for all copies. In the original Monarch, each level could have its own."""
+    """Warns if a level has a block size of its own, which is ignored. The checksums need one block
+    size for all copies. In the original Monarch, each level could have another block size."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"

@@ -16,9 +16,8 @@ from monarch_py.yaml_files.nodes import Spot
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Returns the configuration with values that are within the site's limits, as `lowered` does,
-    but also checks the quotas. Raises ConfigError if a value that a layer sets, or a sum of quotas,
-    exceeds a limit."""
+    """Does the same as `lowered`, but first checks the quotas. Raises ConfigError if a sum of
+    quotas, or a value that a layer sets, exceeds its limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
@@ -45,11 +44,12 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns `value` if it is within the limit `most`. Otherwise, if `value` is a default, returns
-    the limit. If the mapping at `at` sets the key, raises ConfigError.
+    """Returns the value of a key if it is within the site's limit. Otherwise returns the limit if
+    the value is a default, and raises ConfigError if the mapping at `at` sets the key.
 
-    value : None for no limit on the load;  most : None for no limit of the site
-    tell : makes the text of a value for the error
+    value : the key's value; None means that the user limits nothing
+    most : the site's limit; None if the site has no limit for this key
+    tell : returns a value as text, for the error
     """
     if most is None or (value is not None and value <= most):
         return value
@@ -88,7 +88,7 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 def _shares(mount_point: Path, directory: Path) -> bool:
     """Whether the limit for a directory applies to a tier. The limit applies to all tiers on the
-    directory's file system. It also applies to all tiers below the directory. These may be on
+    directory's file system. It also applies to all tiers below the directory, even if they are on
     another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True

@@ -318,8 +318,8 @@ def _check_places(
     overlap if they are the same, or if one contains the other. The staging area may have the mount
     point of a tier, because each has its own directory there.
 
-    Call this before the other checks of a tier. If the user has named a source as a tier, those
-    checks would advise the user to make the source writable.
+    Call this function before the other checks of a tier. Otherwise, if the user has named a source
+    as a tier, the other checks would advise the user to make the source writable.
     """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)

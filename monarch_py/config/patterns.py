@@ -2,9 +2,9 @@
 
 The globs of one list become one regular expression. A plain translation would backtrack: matching
 `*a*a*a*b` with one long name would keep the scan busy for hours. Here each star except the last
-ends where the text after it first matches. Later matches are not tried. They cannot help, because
-they would leave a shorter part of the name to the next star. `fnmatch.translate` does the same for
-names without directories.
+ends where the text after it first matches. Later matches are not tried: if the rest of the glob
+does not match after the first match, it cannot match after a later one, which leaves less of the
+name. `fnmatch.translate` does the same for names without directories.
 """
 
 import re
@@ -71,7 +71,10 @@ def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
-    """Returns the regular expression of a glob, for `fullmatch`. parts : the results of `_parts`"""
+    """Returns the regular expression of a glob, for `fullmatch`.
+
+    parts : the glob's steps, as `_parts` yields them
+    """
     # Each star that may match slashes begins a block: [(star, text after it), ...]
     blocks = [[("", "")]]
     for part in parts:

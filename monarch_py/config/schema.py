@@ -240,16 +240,16 @@ class Tuning(Keys):
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : if a file of at most this size has no copy, a program that opens it reads it
-        from the source itself, and the daemon makes the copy through the program's descriptor; with
-        `0` the daemon reads all files itself
-    direct_io : read small files that are filled ahead with `O_DIRECT`, so that they take no room
-        in the page cache and less processor time; only where the source makes readers wait and
-        supports it
+    handover_size : up to this size, a file without a copy is read from the source by the program
+        that opens it, and the daemon makes the copy through the program's descriptor; with `0` the
+        daemon reads all files itself
+    direct_io : use `O_DIRECT` to read small files that are filled ahead, which saves room in the
+        page cache and processor time; without effect if the source does not support `O_DIRECT`, or
+        does not make readers wait
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
         file by mappings of the copy
-    balance_ranks : give more of the threads that make copies to ranks that miss more often than the
-        others, see [Ranks of a node](#ranks-of-a-node)
+    balance_ranks : if some ranks miss more often than others, give them more of the threads that
+        make copies, see [Ranks of a node](#ranks-of-a-node)
     """
 
     min_reads: Reads = 4
@@ -282,8 +282,8 @@ class Config(Tuning):
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
     metadata : where names and attributes come from: with `cached`, from the scan's results; with
         `source`, from the source each time
-    revalidate : how old a file's attributes may be; in the same interval, directories are compared
-        with the source, to find files that processes without the library have removed or replaced;
+    revalidate : how old a file's attributes may be; directories are compared with the source at the
+        same interval, to find files that were removed or replaced by processes without the library;
         with `0` the source is asked for attributes each time, and directories are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below

@@ -24,7 +24,7 @@ GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in decla
 class Value:
     """A value, and the layer that it comes from.
 
-    layer : as in `Layer.name`, or "default"
+    layer : "site", "user", "environment", "command line" or "default"
     place : the file and the line, the variable or the option; "" for a default
     """
 
@@ -68,8 +68,8 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """For a key that no layer sets: if its value is the site's limit, returns the spot of the
-    limit; otherwise None."""
+    """Returns where the site's limit is written, for a key that no layer sets and whose default was
+    lowered to that limit. Returns None if the value is the plain default."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 

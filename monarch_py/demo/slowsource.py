@@ -217,9 +217,8 @@ class SlowSource:
             if self.process.poll() is not None:
                 output.seek(0)
                 said = " ".join(output.read().decode(errors="replace").split())
-                raise SlowSourceError(
-                    f"{self.mountpoint} cannot be mounted: {said or 'it ended silently'}"
-                )
+                said = said or f"{self._binary} ended without a message"
+                raise SlowSourceError(f"{self.mountpoint} cannot be mounted: {said}")
             if time.monotonic() > deadline:
                 raise SlowSourceError(f"{self.mountpoint} was not up in {MOUNT_LIMIT_S:.0f} s")
             time.sleep(POLL_S)

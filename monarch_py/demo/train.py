@@ -8,8 +8,7 @@ the dataset and the seed, not on the storage.
 
 The script writes ``{"epochs": [...]}`` to FILE. Each epoch has its number, `seconds`, the mean
 `loss` [nat], the `accuracy`, `samples`, and `crc32` of all pixels and labels in the order in which
-they were read. The accuracy is measured before each step, so on images that were not used in this
-epoch yet.
+they were read. The accuracy on a batch is measured before the step that trains on this batch.
 
 With --lockstep the script prints "end of epoch N" after each epoch. Then it waits until a line
 arrives on standard input, or until standard input ends. During this wait, the caller can read the

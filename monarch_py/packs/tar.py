@@ -217,8 +217,8 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the bits of the tar's mode that must be cleared, because they would let users read
-    the tar who may not read the file.
+    """Returns the bits of the tar's mode that must be cleared. With these bits, users who may not
+    read the file could read the tar.
 
     group : the tar's group
     """

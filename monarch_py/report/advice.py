@@ -88,7 +88,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The run as the simulator sees it.
+    """The settings with which the simulator computes a run.
 
     tiers : the usable tiers, in the order of the configuration
     readers : the number of threads that read at the same time
@@ -101,9 +101,9 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. This is a
-    mean of the intervals' rates. The weight of an interval is its bytes, so that intervals with few
-    bytes have little influence.
+    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. The result is
+    a mean of the intervals' rates. Each interval is weighted by its bytes, so that intervals with
+    few bytes have little influence.
 
     amounts, seconds : (n,) the bytes in each interval, and the length of each interval
     """
@@ -121,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # If these intervals have only a small part of the bytes, they do not show the training's rate.
-    # For example, they may be only the first and the last of the run.
+    # If the intervals in `is_free` have only a small part of the bytes, their rate is not the
+    # training's rate. For example, only the first and the last interval may be in `is_free`.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -329,7 +329,7 @@ class _Model:
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
             " order in each epoch"
         )
-        yield f"this node reads the source at {_rate(self._source)}, as for most of the bytes"
+        yield f"this node reads the source at {_rate(self._source)}, the rate of most of the bytes"
         if self._compute:
             how = "as given" if is_given else "as it did while copies gave nearly all bytes"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
@@ -341,8 +341,8 @@ class _Model:
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield (
-            f"a tier's rate is not measured: {', '.join(rates)}, or more if copies gave more in"
-            " this run"
+            f"the tiers' rates, which were not measured: {', '.join(rates)}, or more if copies gave"
+            " more in this run"
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])

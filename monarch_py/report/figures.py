@@ -23,8 +23,8 @@ SIZE, LETTERS = (4.8, 3.0), 11
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
-# Identifiers that matplotlib writes into a drawing. Two drawings on a page would have the same
-# ones, so they are removed. Nothing refers to them.
+# Matches identifiers that matplotlib writes into a drawing. They are removed, because two drawings
+# on a page would have equal identifiers, and nothing refers to them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 # Metadata that matplotlib would write into each drawing. `_svg` leaves it out.
 METADATA = ("Creator", "Date", "Format", "Type")
@@ -80,7 +80,8 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Keep text as text. The fixed salt makes repeated drawings of one run identical.
+    # Write text as text of SVG, not as outlines of letters. The fixed salt makes repeated drawings
+    # of one run identical.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 

@@ -13,8 +13,8 @@ from monarch_py.report.rates import Report
 # A dashboard of these metrics, for import into Grafana.
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
-# The metrics that are made from `totals`. A row has the metric's name, its help, its label, and for
-# each value of the label the field of `totals`. If a metric has no label, its label is "" and the
+# The metrics that are made from `totals`. A row has the metric's name, its help, its label, and the
+# field of `totals` for each value of the label. If a metric has no label, its label is "" and the
 # only value of the label is "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (

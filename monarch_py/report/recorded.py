@@ -192,16 +192,16 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the history has epochs. It has them if the daemon followed a plan."""
+        """Whether the history has epochs, which is the case if the daemon followed a plan."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. If `given` is set, there are so many epochs, with equally
-        many opens each. Otherwise the plan defines the epochs. If there is no plan either, an epoch
-        has `files` / `nodes` opens. Returns an empty list if no file was opened, or if there would
-        be more than MOST_EPOCHS epochs.
+        """Returns the epochs of the run. If their number is given, the opens are divided equally
+        among the epochs. Otherwise the plan defines the epochs. If there is no plan either, an
+        epoch has `files` / `nodes` opens. Returns an empty list if no file was opened, or if there
+        would be more than MOST_EPOCHS epochs.
 
-        given : the number of epochs, if the user knows it
+        given : the number of epochs; None if the user has not given it
         """
         opens, at = self._sums["opens"], self._at
         if given is None and self.is_planned:

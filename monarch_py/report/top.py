@@ -97,7 +97,7 @@ def _flows(report: Report, rates: Rates) -> Table:
 def _opens(opens: float, ratio: float | None, totals: dict[str, Any]) -> str:
     share = "" if ratio is None else f", {100 * ratio:.1f} % from copies"
     since = f"{100 * totals['hits'] / totals['opens']:.1f} %" if totals["opens"] else "-"
-    return f"{opens:,.0f}/s{share} (since the start {since} of {totals['opens']:,})"
+    return f"{opens:,.0f}/s{share} (since the start: {since} of {totals['opens']:,})"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -130,7 +130,7 @@ class _Shares:
             self.table.add_column(column, justify="right", no_wrap=True)
 
     def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
-        """Adds a row. Its bar shows how much of `whole` the value `part` is."""
+        """Adds a row. Its bar shows the share that `part` is of `whole`."""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
         name = _short(quoted(name), self._name_width)

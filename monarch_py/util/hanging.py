@@ -45,8 +45,8 @@ def _ask(path: Path) -> tuple[int, int] | None:
         return None
     try:
         with warnings.catch_warnings():
-            # Python warns that another thread's lock would stay locked in the child. The child
-            # takes no lock.
+            # With several threads, fork() warns: a lock that another thread holds stays locked in
+            # the child forever. The child takes no lock, so the warning is suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError:

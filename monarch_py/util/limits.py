@@ -1,4 +1,4 @@
-"""Names the limit of this process (`ulimit`) that a system call has met."""
+"""Names the limit of this process (`ulimit`) because of which a system call has failed."""
 
 import errno
 import resource

@@ -20,8 +20,8 @@ MAX_LINKS = 40
 class Doubt:
     """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if it depends on something that this process cannot see, such as the members
-        of a group, or the identity of an owner without a name
+    is_certain : False if the reason depends on something that this process cannot see, such as the
+        members of a group, or the identity of an owner without a name
     """
 
     is_certain: bool

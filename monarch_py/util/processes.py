@@ -1,4 +1,4 @@
-"""This user's processes, as shown by /proc, and their identities."""
+"""Finds this user's processes in /proc, identifies them, and ends them."""
 
 import os
 import signal

@@ -205,8 +205,8 @@ def _read_entries(
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # The user may write an ignored key both inside a wrapper and outside. This is no mistake, so
-    # the two keys get different spots.
+    # An ignored key may be written both inside a wrapper and outside, so the two keys get different
+    # spots. Otherwise the second key would count as a duplicate.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.key_path[-1])
@@ -275,7 +275,7 @@ def _marks(annotation: Any) -> tuple[Any, ...]:
 
 def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
     """Returns the Kind that reads the values of an annotated type. If the annotation contains a
-    Kind, returns this one. Otherwise derives a Kind from the type."""
+    Kind, returns that Kind. Otherwise derives a Kind from the type."""
     marks, plain = _marks(annotation), annotation.__origin__ if _marks(annotation) else annotation
     given = next((mark for mark in marks if isinstance(mark, Kind)), None)
     origin = get_origin(plain)
@@ -346,8 +346,8 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
 
 
 def _shown_item(keys: Sequence[Declared]) -> str:
-    """Returns an example of an item of a list, for a hint. It has the item's first key and all
-    required keys."""
+    """Returns an example of an item of a list, for a hint. The example has the item's first key and
+    all required keys."""
     shown = [each for each in keys if each is keys[0] or each.default == "required"]
     lines = [f"{each.name}: {each.kind.example or '...'}" for each in shown]
     return " and ".join(f"'{'  ' if at else '- '}{line}'" for at, line in enumerate(lines))

@@ -115,7 +115,7 @@ def load_document(
 
     kind : what error messages call the file, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
-    otherwise : a text at the end of each hint, as in Document
+    otherwise : a text at the end of each hint, for a user who cannot change the file; "" for none
     """
     document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)

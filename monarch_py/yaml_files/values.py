@@ -225,7 +225,10 @@ Duration = Annotated[
 
 
 def directory(example: str) -> Kind:
-    """The kind of absolute paths of directories. example : a path that hints show"""
+    """Returns the kind of absolute paths of directories.
+
+    example : a path that hints show
+    """
     return Kind(path, "directory", TEXT, lambda found: f"`{found}`", example=example)
 
 
@@ -260,8 +263,8 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def _account() -> str:
-    """Returns the name of this user's account; "" if there is no account. The name is used if the
-    variable USER is not set, as in many containers and system services."""
+    """Returns the name of this user's account; "" if there is no account. The name is used where
+    the variable USER is not set, for example in many containers and system services."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

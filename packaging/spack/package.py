@@ -1,5 +1,5 @@
-"""A recipe for Spack: the file py_monarch_tiering/package.py of a repository of packages. Untried:
-Spack was not to be had where this was written."""
+"""A recipe for Spack, for the file py_monarch_tiering/package.py of a package repository. It was
+never tried, because Spack was not available."""
 
 from spack.package import *
 from spack_repo.builtin.build_systems.python import PythonPackage
@@ -11,11 +11,12 @@ class PyMonarchTiering(PythonPackage):
     pypi = "monarch-tiering/monarch_tiering-0.1.0.tar.gz"
     license("Apache-2.0")
 
-    # Until the index has the release: `spack dev-build py-monarch-tiering@0.1.0` in its sources.
+    # The release is not in the package index yet. Until it is, run
+    # `spack dev-build py-monarch-tiering@0.1.0` in the directory of the sources.
     version("0.1.0")
 
-    variant("mpi", default=True, description="Daemons of many nodes find each other with MPI")
-    variant("demo", default=False, description="`monarch demo` has its slow source")
+    variant("mpi", default=True, description="Bring up daemons on several nodes with MPI")
+    variant("demo", default=False, description="Build the slow source of `monarch demo`")
 
     depends_on("c", type="build")
     depends_on("python@3.10:", type=("build", "run"))

@@ -99,7 +99,7 @@ def test_it_tells_that_the_scan_goes_on(
 ) -> None:
     monkeypatch.setattr(NamedFiles, "scanned", False)
     done = session.monarch(command, str(source))
-    assert "the sources are still being listed: more files may come\n" in done.stderr
+    assert "the sources are still being listed: more files may be found\n" in done.stderr
 
 
 def test_what_stands_for_no_file(session: Session, source: Path) -> None:

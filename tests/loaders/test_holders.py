@@ -150,7 +150,7 @@ def test_what_tells_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("MONARCH_CONFIG", raising=False)
     file = tmp_path / "a"
     file.write_bytes(b"1")
-    with pytest.raises(ConfigError, match=r"^quota: nothing says what a node holds"):
+    with pytest.raises(ConfigError, match=r"^quota: it is not known what a node holds"):
         LocalFirstSampler([file])
     with pytest.raises(ConfigError, match=r"^files: .*/b: No such file"):
         LocalFirstSampler([tmp_path / "b"], quota=1)

@@ -65,8 +65,8 @@ class GroupsAhead:
     groups.
 
     groups : all groups of the epoch
-    asked : the groups that the reading process was asked for
-    runs : the groups that the reading process was not asked for yet
+    asked : the groups that were requested from the reading process
+    runs : the groups that were not requested yet
     """
 
     epoch: int
@@ -246,8 +246,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the part of an epoch from the step `begin` on. The reading process was not asked
-        for any group of this part yet."""
+        """Returns the part of an epoch from the step `begin` on. No group of this part was
+        requested from the reading process yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])

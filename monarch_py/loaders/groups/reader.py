@@ -39,7 +39,7 @@ END_S = 1.0
 class Task:
     """Samples to be read into a slot.
 
-    some : the samples' numbers in rising order; None for all samples from `low` to before `high`
+    some : the samples' numbers in rising order; None for the samples `low` to `high` - 1
     """
 
     number: int
@@ -203,7 +203,7 @@ def _serve(
     dataset: Any, ring: Ring, link: Connection, inherited: Sequence[Connection], parent: Identity
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the training's handler is not for this process
     for other in inherited:
         other.close()

@@ -52,7 +52,7 @@ def warn(group: int, epochs: int, labels: Array | None) -> None:
         found, expected = classes_of_groups(labels, group)
         if found < FEW_CLASSES * expected:
             warnings.warn(
-                f"groups of {group} samples have {found:.1f} classes of labels on average, and"
+                f"groups of {group} samples have {found:.1f} different labels on average, and"
                 f" groups of random samples would have {expected:.1f}: the dataset is sorted;"
                 " shuffle it once on disk, or use a full shuffle",
                 stacklevel=3,

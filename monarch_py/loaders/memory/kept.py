@@ -138,7 +138,7 @@ class KeptDataset:
         starts = np.cumsum(lengths) - lengths
         if lengths.sum() > len(memory):
             raise ConfigError(
-                f"out: {len(memory)} bytes, but the samples have {lengths.sum()}; give a larger one"
+                f"out: {len(memory)} bytes, but the samples have {lengths.sum()}; give a larger out"
             )
         missing = np.zeros(len(numbers), dtype=np.uint8)
         target = ffi.from_buffer("char[]", memory, require_writable=True)

@@ -134,7 +134,7 @@ def _locked(path: Path) -> Iterator[int]:
             while not _try_lock(fd):
                 if time.monotonic() > limit:
                     raise MonarchError(
-                        f"{path} is locked by a process that is stopped; continue it, or end it"
+                        f"{path} is locked by a stopped process; continue or end that process"
                     )
                 time.sleep(LOCK_PAUSE_S)
             if os.fstat(fd).st_nlink:

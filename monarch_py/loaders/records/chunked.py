@@ -47,8 +47,9 @@ class RowParts:
     """Rows in chunks without filters. A row may be divided among several chunks; each of these
     chunks has one contiguous part of the row.
 
-    numbers : (rows,) int64, each row's number in its file
-    places : (rows,) int64, each row's index in the `out` of `finish`
+    file : the number of the file;  rows : where the file's rows lie
+    numbers : (rows,) int64, each wanted row's number in the file
+    places : (rows,) int64, each wanted row's index in the `out` of `finish`
     """
 
     def __init__(self, file: int, rows: Rows, numbers: Ints, places: Ints) -> None:
@@ -77,7 +78,9 @@ class Bands:
     """Rows in filtered chunks. The chunks are decoded band by band: a band is all chunks that have
     parts of the same rows.
 
-    file, rows, numbers, places : as for RowParts
+    file : the number of the file;  rows : where the file's rows lie
+    numbers : (rows,) int64, each wanted row's number in the file
+    places : (rows,) int64, each wanted row's index in the `out` of `finish`
     decoder : the file's decoder; the band that it decoded last is kept and not read again
     """
 

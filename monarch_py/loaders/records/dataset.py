@@ -24,11 +24,11 @@ from monarch_py.plan.index import Index
 
 # A gap is the range of unwanted bytes between two samples; one read that includes the gap brings
 # both samples. Each process finds, by timing reads, the largest gap at which one read is faster
-# than two. The process limits this size to the two bounds below [bytes]. A gap below a page costs
-# nothing, because sources read whole pages anyway. The upper bound spares the source, from which
+# than two. This gap is kept between the two bounds below [bytes]. A gap below a page costs nothing,
+# because sources read whole pages anyway. The upper bound limits the load on the source, from which
 # other programs read too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
-# In a TFRecord file, this many bytes precede the data of a record, and this many follow it.
+# How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
 # The datasets of this process. A forked child gives them new locks: a lock that another thread of
@@ -273,7 +273,7 @@ class RecordDataset:
             return wanted
         least, most, count = wanted.min(), wanted.max(), len(self)
         if not -count <= least <= most < count:
-            raise IndexError(f"samples {least} to {most}, but the dataset has {count}")
+            raise IndexError(f"samples {least} to {most}, but the dataset has {count} samples")
         return wanted if least >= 0 else np.where(wanted < 0, wanted + count, wanted)
 
     # --- reads ---------------------------------------------------------------------------------
@@ -299,9 +299,9 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns one Part for each file that has wanted rows without a plain offset.
+        """Returns a Part for each file that has wanted rows which must be made from chunks.
 
-        places : the indices in `wanted` of the rows without a plain offset (see plain_offsets)
+        places : the indices of these rows in `wanted`
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():

@@ -85,8 +85,11 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where the row's part `corner` lies within its chunk. A chunk at the edge of the
-        dataset may be wider than the part."""
+        """Returns where a part of a row lies in the chunk that holds it. A chunk at the edge of the
+        dataset may be wider than the part.
+
+        corner : the part, as `corners` returns it
+        """
         return tuple(slice(0, each.stop - each.start) for each in corner)
 
 
@@ -118,7 +121,7 @@ def rows_of(path: Path, dataset: str) -> Rows:
     rows cannot be read by offset."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
-            raise MonarchError(f"{path}: {dataset!r} has no rows; correct dataset=")
+            raise MonarchError(f"{path}: {dataset!r} has no rows; name another dataset")
         dtype = found.dtype
         if dtype.hasobject or not _is_as_in_memory(found):
             raise MonarchError(

@@ -24,9 +24,13 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length, join, in_flight : as for RecordDataset. The docstring of RecordDataset also says how a
-        batch is read, and which errors reads raise
+    length : the number of samples in the training's plan; ConfigError is raised if the pack has
+        another number
+    join : the largest gap of unwanted bytes between two samples that one read may include; 'auto'
+        measures which gaps are worth reading
+    in_flight : the most reads that are under way at once
 
+    The docstring of RecordDataset says how a batch is read, and which errors reads raise.
     The constructor raises ConfigError if the tar has no index or has changed since it was indexed.
     """
 

@@ -42,7 +42,8 @@ os.register_at_fork(after_in_child=_inherit)
 
 
 def _store() -> Any:
-    """Returns the store of the process group; None if there is none, or if it is the parent's."""
+    """Returns the store of the process group. Returns None if there is no process group, or if
+    only the parent process may use the store."""
     store = _default_store()
     return None if store is _inherited else store
 

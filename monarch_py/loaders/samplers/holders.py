@@ -155,7 +155,7 @@ def kept_by_daemons(
     named = config or default_file()
     if not named:
         raise ConfigError(
-            "quota: nothing says what a node holds; set MONARCH_CONFIG to the daemons'"
+            "quota: it is not known what a node holds; set MONARCH_CONFIG to the daemons'"
             " configuration, or give quota= to keep samples without daemons"
         )
     if files.paths is None:

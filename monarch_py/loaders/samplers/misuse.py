@@ -1,6 +1,5 @@
-"""Detects loaders that must not use a batch sampler of Monarch. These loaders would deal the
-samples to the ranks a second time, deliver batches out of order, or read a dataset of another
-length.
+"""Detects loaders that must not use a batch sampler of Monarch, because they would deal the samples
+to the ranks a second time, deliver batches out of order, or read a dataset of another length.
 
 A batch sampler does not know which loader uses it. But the loader calls `__iter__` or `__len__`,
 and the local variables of the calling function show which loader it is.

@@ -147,11 +147,12 @@ class ScheduledSampler(ABC):
                 f" {length} samples; write a smaller one or drop_last=False"
             )
 
-    # --- what a subclass defines ----------------------------------------------------------------
+    # --- methods that a subclass overrides ------------------------------------------------------
 
     @abstractmethod
     def _dealt(self, order: Int32s) -> EpochSchedule:
-        """Returns the schedule that deals an epoch to the ranks, `_at.per_step` samples a step.
+        """Returns the schedule that deals the samples of an epoch to the ranks. Each step has
+        `_at.per_step` samples.
 
         order : the samples of the epoch, in their global order
         """
@@ -159,7 +160,7 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the epoch whose order of samples the training uses in `epoch`."""
+        """Returns which epoch's order of samples the training uses in `epoch`."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -269,8 +270,8 @@ class ScheduledSampler(ABC):
         size, ranks = int(epoch.sizes[step]), self.ranks.world_size
         if max(size, 0 if self._may_be_empty else 1) != batch_len:
             raise ConfigError(
-                f"batch_len: {batch_len}, but the batch of step {step} has {size}; give each"
-                " batch's own length and step"
+                f"batch_len: {batch_len}, but the batch of step {step} has {size} samples; give"
+                " each batch's own length and step"
             )
         if summed:
             return ranks / int(epoch.totals[step]) if size else 0.0
@@ -296,9 +297,9 @@ class ScheduledSampler(ABC):
         """Returns the position in the epochs for a checkpoint, in less than 1 KB.
 
         done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None takes the number of batches that the iterator has handed out. If
-            a DataLoader has workers, the iterator has handed out more batches than the training has
-            got: give `done`. StatefulDataLoader counts batches itself and does not need `done`
+            beginning. None stands for the number of batches that the iterator has handed out. If a
+            DataLoader has workers, this number is too large, because workers read batches ahead:
+            give `done`. StatefulDataLoader counts batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -322,7 +323,8 @@ class ScheduledSampler(ABC):
         for name in ("seed", "shuffle", "drop_last"):
             if getattr(state, name) != getattr(self._at, name):
                 log.warning(
-                    "the state has %s=%r, but the sampler was made with %r; the state's is used",
+                    "the state has %s=%r, but the sampler was made with %r; the state's value is"
+                    " used",
                     name,
                     getattr(state, name),
                     getattr(self._at, name),

@@ -84,8 +84,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """Three values: the epochs in the best order, the number of samples that the usual order of
-        the epochs loads, and the number of samples that the best order loads."""
+        """Three values: the epochs in the best order, how many samples the training loads in the
+        usual order of the epochs, and how many it loads in the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(
@@ -93,7 +93,7 @@ class SolarSampler(HeldSampler):
         )
         path = order_epochs(costs)
         before, after = path_cost(costs, np.arange(epochs)), path_cost(costs, path)
-        log.info("the order of the epochs loads %d samples instead of %d", after, before)
+        log.info("with epoch_order, %d samples are loaded instead of %d", after, before)
         return path, before, after
 
     @property

@@ -22,8 +22,8 @@ class State:
         is padded or cut to a multiple of this number, even if the training continues on another
         number of ranks
     length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
-    epochs, capacity : for SolarSampler's `epoch_order`: how many epochs it puts in order (0: none),
-        and how many samples all nodes together held when the training began
+    epochs : how many epochs SolarSampler has put in order; 0 without `epoch_order`
+    capacity : with `epoch_order`, how many samples all nodes together held when the training began
     """
 
     epoch: int

@@ -161,8 +161,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of all epochs since a time last differed from the model by more than
-        CHANGED
+    measured : the times of past epochs. Epochs before the last change of the conditions (CHANGED)
+        are not included
     """
 
     most: int
@@ -201,9 +201,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to the earlier measurements. If a time of the epoch differs
-        from the earlier measurements' model by more than CHANGED, drops the earlier measurements
-        first."""
+        """Adds the epoch's measurements to `measured`. First drops the earlier measurements if
+        their model differs from a time of this epoch by more than CHANGED."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

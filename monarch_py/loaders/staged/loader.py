@@ -135,7 +135,7 @@ class StagedLoader:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls set_epoch of the batch sampler and of its sampler, if they have it."""
+        """Calls the method set_epoch of the batch sampler and of its sampler, if they have one."""
         told: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
         for sampler in told:
             if hasattr(sampler, "set_epoch"):

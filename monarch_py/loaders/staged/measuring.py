@@ -28,8 +28,8 @@ from monarch_py.loaders.staged.work import Failure, Work
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
 # factor. At least four numbers of workers are measured, because the model has two straight lines,
-# and each needs two points. For a dataset of one size class, measuring also ends when batches come
-# more than twice as fast as the training uses them.
+# and each line needs two points. If all samples are of one size class, measuring also ends when
+# batches come more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
@@ -48,7 +48,8 @@ class Advice:
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
-    batch, step_s : the arguments of `advise`
+    batch : the number of samples in a batch
+    step_s : how long the training computes for a batch [s]
     """
 
     workers: int
@@ -76,12 +77,14 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training needs. Samples are read in random order. None is read again before all were read.
+    training needs. Samples are read in random order. No sample is read again before all samples
+    were read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
-    collate_fn, method : collate_fn and multiprocessing_context of the training's loader
+    collate_fn : makes a batch of samples, as the training's loader does; None for the default
+    method : how workers are started: "fork", "spawn" or "forkserver"; None for Python's default
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
         raise ConfigError("batch, most, seconds: give numbers above 0; for step, 0 or more")

@@ -53,7 +53,8 @@ class Job:
     distr_scheme : "uniform": each epoch has a new random order
     drop_last_batch : whether the last batch is left out if it is not full
     seed : the seed of the random orders; the same on all ranks
-    workers, max_batch, multiprocessing_context : as for StagedLoader
+    workers : the number of worker processes, or "auto";  max_batch : the largest size of a batch
+    multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     rank, world_size : None to take them from torch.distributed
     """
 

@@ -8,9 +8,8 @@ from monarch_py.loaders.memory.ring import PAGE, Ring
 
 
 class Pinned:
-    """Registers the slots of a ring with CUDA: of each slot, the part that batches have filled.
-
-    Without CUDA the constructor warns, as DataLoader does, and nothing is registered.
+    """Registers the slots of a ring with CUDA. Only the part of a slot that batches have filled so
+    far is registered. Without CUDA, the constructor warns, and nothing is registered.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -21,8 +20,8 @@ class Pinned:
         self._given: int | None = None
 
     def register(self, slot: int, n_bytes: int) -> None:
-        """Registers the first `n_bytes` of a slot, unless they are registered already, and notes
-        that the training has the slot now. Raises MonarchError if CUDA refuses."""
+        """Registers the first `n_bytes` of a slot, unless they are registered already. Also notes
+        that the training now uses the slot. Raises MonarchError if CUDA refuses."""
         self._given = slot
         if self._torch is None or n_bytes <= self._registered[slot]:
             return
