@@ -56,7 +56,7 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         return self.socket.accept()[0], ("a client", 0)
 
 
-def _make_way(path: Path) -> None:
+def _remove_unused_socket(path: Path) -> None:
     """Removes `path` if it is a socket on which no process listens. Raises MonarchError if a
     process listens there, or if `path` is another kind of file."""
     with suppress(FileNotFoundError):
@@ -76,7 +76,7 @@ def _on_socket(path: Path) -> Iterator[WSGIServer]:
     MonarchError if the socket cannot be made, if another process listens at `path`, or if `path` is
     another kind of file."""
     try:
-        _make_way(path)
+        _remove_unused_socket(path)
         mask = os.umask(0o177)
         try:
             server = _UnixServer(str(path), _Quiet)  # type: ignore[arg-type]
