@@ -1,5 +1,6 @@
-"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, shown in a
-real browser; for made-up runs; and for files that are not reports."""
+"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, for
+made-up runs, and for files that are not reports. The page of the real run is shown in a real
+browser."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns the simulated time of the run with each advised change [s], by the first word of the
-    change."""
+    """Returns the simulated time of the run with each advised change [s]. The key is the first word
+    of the change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 
@@ -163,8 +164,8 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
 
 
 def look_at(output: Path) -> None:
-    """Checks what a browser shows of the page: on a wide screen in the light colour scheme, and on
-    a narrow screen in the dark one."""
+    """Takes pictures of the page in a browser and checks them: on a wide screen in the light colour
+    scheme, and on a narrow screen in the dark one."""
     desk = shot(output, 1280)
     phone = shot(output, 400, "--blink-settings=preferredColorScheme=0")
     for picture, paper in ((desk, DAY), (phone, NIGHT)):
@@ -172,10 +173,10 @@ def look_at(output: Path) -> None:
         # The lines of the figures and the bars of the hit ratio are there.
         for colour in ((59, 130, 246), (232, 89, 12)):
             assert (abs(picture.astype(int) - colour).sum(axis=2) < 30).sum() > 100, colour
-        # Nothing is wider than the page: its margin is empty.
+        # The margin is empty, so nothing is wider than the page.
         assert (picture[:, -12:] == paper).all()
-    # In the dark scheme all letters are light, also those of the figures, which are below the
-    # heading "What happened".
+    # In the dark scheme all letters are light. This also holds for the letters in the figures below
+    # the heading "What happened".
     assert (phone[1100:2600].min(axis=2) > 200).sum() > 1000
 
 
@@ -353,9 +354,10 @@ TIERS = (("raise", 1), ("put", 4))
 
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
-    """The advice says how long a run with more room would take. This run is limited by its source,
-    from which it has read the dataset 1 + 3 / 2 times. With room for all files, the dataset would
-    be read once from the source and three times from the tier."""
+    """The advice says how long a run with more room would take. This run is limited by its source.
+    It has read the dataset from the source once in the first epoch, and half of it in each of the
+    other three. With room for all files, it would read the dataset once from the source and three
+    times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)

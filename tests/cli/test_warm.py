@@ -347,7 +347,7 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     assert read_all(session, source) == read_all(session, source, preload=False)
     (source / "fresh").write_text("another b")
     os.replace(source / "fresh", source / "b")  # by another file
-    (source / "d/c").write_text("other")  # in place, and of the same size
+    (source / "d/c").write_text("other")  # written in place, with the same size
     (source / "d/e").unlink()
     done = warm(session)
     assert (done.returncode, done.stderr) == (0, "")
@@ -420,8 +420,9 @@ def test_copies_of_an_earlier_session_are_there(
 def test_names_that_the_scan_could_not_read(
     session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: int
 ) -> None:
-    """Files whose names are unknown have no copies, although all known files have them. Names that
-    the user may not read (`lost+found`) are no failure."""
+    """If the scan could not read some names, `monarch warm` says that files there have no copies,
+    although all known files have them. It does not fail because of names that the user may not read
+    (`lost+found`)."""
     ask = DaemonConnection.ask
 
     def asked(self: DaemonConnection, command: str, **arguments: Any) -> Any:

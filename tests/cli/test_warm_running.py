@@ -1,5 +1,5 @@
-"""`monarch warm` on a slow source: it is interrupted, runs beside other commands and a job, and
-shows its progress."""
+"""`monarch warm` on a slow source: it is interrupted, it runs beside other commands and a job, and
+it shows its progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 
 MANY = 60
-# More files than the daemon gives to the copy engine at a time.
+# More files than the daemon gives to the copy engine in one go.
 BEYOND_ENGINE = ORDERS + 152
 
 

@@ -283,7 +283,7 @@ def test_a_session_of_another_version_is_named(
     assert done.returncode == 1
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
-    # `monarch sweep --stop`, which ends the user's last job, empties shared memory nevertheless.
+    # `monarch sweep --stop` ends the user's last job, so it empties shared memory in this case too.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0
