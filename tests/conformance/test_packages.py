@@ -59,7 +59,7 @@ def outcomes(ground: Ground, library: bool, words: list[str]) -> Outcomes:
 def installed(package: str, modules: str) -> list[str]:
     there = [name for name in modules.split() if find_spec(package) and find_spec(name)]
     if not there:
-        pytest.skip(f"{package} is not installed, or without its tests")
+        pytest.skip(f"{package} is not installed, or is installed without its tests")
     return there
 
 
@@ -73,8 +73,8 @@ def compare(ground: Ground, there: list[str], ballast: int) -> None:
 
 
 def test_of_files(ground: Ground) -> None:
-    """The fast file tests have the same outcomes. All run in one pytest process, because the start
-    of a process takes longer than the tests of a package."""
+    """The fast file tests have the same outcomes with and without the library. All of them run in
+    one pytest process, because the start of a process takes longer than the tests of a package."""
     there = [name for package in FAST for name in installed(package, FAST[package])]
     compare(ground, there, 2000)
 

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# While an object is compiled, one byte of this file is locked, at an offset that identifies the
-# object.
+# While an object is compiled, one byte of this file is locked. The offset of the byte stands for
+# the object.
 COMPILING = ROOT / "build" / "compiling.lock"
 
 
@@ -86,7 +86,7 @@ def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT)
 @contextmanager
 def _no_other_compiles(command: list[str]) -> Iterator[None]:
     """Locks the object that `command` makes. If two test workers need the same object, the second
-    waits, and then finds the object in the cache."""
+    worker waits, and then finds the object in ccache."""
     named = command.index("-o")
     key = xxh64_intdigest(shlex.join(command[:named] + command[named + 2 :]).encode()) >> 2
     COMPILING.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-/* Operations that change a file's content by its name: they open it for writing in every way,
+/* Operations that change a file's content by its name: they open the file for writing in every way,
  * truncate it, or map it. */
 #include <spawn.h>
 #include <sys/mman.h>

@@ -8,7 +8,7 @@
 static const struct timespec some_times[2] = {{1500000000, 111}, {1500000001, 222}};
 static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 222}};
 
-static const char *volatile no_path; /* a NULL that the compiler does not see */
+static const char *volatile no_path; /* a null pointer that the compiler does not recognize */
 
 /* Prints the attributes and the first bytes that the descriptor gives after the operation. The
  * attributes must be those of the file in the source, never those of the copy. */

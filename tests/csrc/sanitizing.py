@@ -38,8 +38,8 @@ OPTIONS = {
     "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is killed after this time, so that its test fails well before the test's own
-# time limit [s].
+# A program that hangs is killed after this time [s]. Then its test fails well before the test's own
+# time limit.
 RUN_LIMIT_S = 150
 # The flags for all files of csrc: the programs of a sanitizer share these object files. -O0: with
 # the code that a sanitizer adds, optimization would take longer than the time that it saves in the

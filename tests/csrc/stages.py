@@ -75,7 +75,7 @@ SOME = [
     "proc_open_trunc",
 ]
 # A selection from SOME: one operation for each way in which the library learns of a change. Every
-# run tries these in every state.
+# test run tries these operations in every state.
 FEW = [
     "wronly",
     "rdonly_trunc",
@@ -163,7 +163,7 @@ class Stage:
             for tree in (backing, backing / "plain"):
                 plant(tree / "source" / name, tree / "outside" / name)
         self._slow: SlowSource | None = None
-        self.root = backing  # is on the same file system as the tier
+        self.root = backing  # on the same file system as the tier
         if state == "filling":
             self.root = top / "mount"
             self.root.mkdir()
@@ -296,8 +296,9 @@ class Stage:
 
     @cached_property
     def copies_after_operations(self) -> dict[str, tuple[str, int, int, list[str]]]:
-        """`read_copies` after all operations, while the daemon is still stopped. `thaw` stores this
-        before the daemon goes on, because pytest-xdist may run a test that needs it later."""
+        """Returns `read_copies` after all operations, while the daemon is still stopped. `thaw`
+        stores the result before the daemon goes on, because pytest-xdist may run a test that needs
+        it later."""
         for operation in self.operations:
             self.do(operation)
         return self.read_copies()
@@ -311,7 +312,8 @@ class Stage:
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
-        # This is repeated, because the daemon may lose a client's hint about an unlisted file.
+        # Orders are given several times, because the daemon may lose a client's hint about an
+        # unlisted file.
         for _ in range(3):
             self.session.want_all()
             self._wait_quiet()

@@ -18,7 +18,7 @@
 
 #define DIRECTORIES 40
 #define PATH_BYTES 512
-#define LARGEST (3 << 19) /* more than the engine copies at once [bytes] */
+#define LARGEST (3 << 19) /* more bytes than the engine copies at once */
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const char *format, ...) {
     char line[1024] = "stress: ";

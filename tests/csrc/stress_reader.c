@@ -232,7 +232,7 @@ static void *look_at_files(void *number) {
             same_file(k, &st);
         else
             CHECK(may_be_missing(k));
-        /* After these calls, the library must find out again where relative paths start. */
+        /* After a chdir or fchdir, the library must find out again where relative paths start. */
         if (below(&rng, 16) == 0)
             CHECK((below(&rng, 2) ? chdir(root) : fchdir(root_fd)) == 0);
         if (pause_us)
@@ -274,8 +274,8 @@ static void change(const char *path, unsigned i, unsigned version, uint64_t *rng
     CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
 }
 
-/* Renames the directory of the program's own files, and at once renames it back. Even so, all files
- * in it count as changed afterwards. */
+/* Renames the directory of the program's own files, and renames it back at once. Nevertheless, all
+ * files in the directory count as changed afterwards. */
 static void move_own_files(void) {
     char path[PATH_BYTES], other[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s/own", root) < PATH_BYTES);
@@ -387,9 +387,9 @@ static int loop(void) {
 static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Checks only the bytes of FD, and not its attributes: FD may be of a copy made by a daemon
-     * that this process does not know, and then the library cannot tell of which file it is a copy.
-     */
+    /* Checks only the bytes of FD, and not its attributes. FD may be a descriptor of a copy that
+     * was made by a daemon unknown to this process. Then the library cannot find out which file the
+     * copy is of. */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

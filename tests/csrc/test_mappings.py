@@ -1,4 +1,5 @@
-"""Live mappings move to copies that are finished later, and nothing else in memory changes."""
+"""A live mapping of a file moves to the copy when the copy is finished. Nothing else in memory
+changes."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a library in which an mmap does not wait for the copy, for which it may wait up to a
-    second otherwise."""
+    """Returns a library in which an mmap does not wait for the copy. In the usual library, it may
+    wait for up to a second."""
     library = tmp_path_factory.mktemp("library") / "libmonarch.so"
     return build_preload(library, flags=["-DWHOLE_BYTES=0"])
 
@@ -191,7 +192,7 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-@pytest.mark.long  # torch is loaded three times; the case `writable` below tests such mappings too
+@pytest.mark.long  # loads torch three times; `writable` below tests such mappings in every run
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
@@ -364,9 +365,9 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 
 def test_calls_that_want_one_thread(session: Session) -> None:
-    """unshare of the user namespace succeeds, although the kernel refuses it to a process with
-    several threads. The library ends its thread before the call, so the mapping stays on the
-    source."""
+    """The kernel refuses unshare of the user namespace to a process with several threads. It
+    succeeds under the library nevertheless: the library ends its own thread before the call. So the
+    mapping stays on the source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )
@@ -476,8 +477,8 @@ step(times)
 def test_it_moves_within_50_ms(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """The median time from the end of a fill to the move of the mapping is below 50 ms. It is the
-    median, because the machine may be busy with something else for a while."""
+    """The median time from the end of a fill to the move of the mapping is below 50 ms. Single
+    moves may take longer, because the machine may be busy with something else."""
     paths = [source.mountpoint / f"f{i}" for i in range(7)]
     for path in paths:
         (source.backing / path.name).write_bytes(content(5 * MIB))

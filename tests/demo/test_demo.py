@@ -53,8 +53,8 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def train(dataset: Path, output: Path, *options: str) -> list[dict[str, float]]:
-    """Runs the training script with an empty standard input. Returns the records of the epochs,
-    without their seconds."""
+    """Runs the training script with an empty standard input. Returns the records of the epochs
+    without their durations."""
     subprocess.run(
         [sys.executable, str(TRAIN), str(dataset), "--json", str(output), *options],
         stdin=subprocess.DEVNULL,
@@ -165,7 +165,7 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
 
 @contextmanager
 def no_monarch(*_: object) -> Iterator[list[str]]:
-    """Stands in for `monarch run`: yields the command of a program that only runs its arguments."""
+    """Replaces `monarch run`: yields a command that runs its arguments without Monarch."""
     yield ["env"]
 
 

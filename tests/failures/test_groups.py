@@ -1,5 +1,5 @@
-"""A process lacks one of the daemon's groups. The process runs as the user who owns the copies, but
-must not get from a copy what it may not read in the source."""
+"""A process lacks one of the daemon's groups. The process runs as the owner of the copies, but must
+not get from a copy what it may not read in the source."""
 
 from __future__ import annotations
 

@@ -419,12 +419,12 @@ def test_start_keeps_a_runs_daemon(session: Session) -> None:
 
 def test_stop_waits_for_no_parent(session: Session) -> None:
     """`monarch stop` does not wait until the daemon's parent has reaped the daemon. In many
-    containers, the parent is the first process, which reaps it late or never."""
+    containers, the parent is the first process, which reaps the daemon late or never."""
     session.start()
     done = session.monarch("stop", timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     assert session.daemon is not None
-    assert session.daemon.wait(0) == 0  # the test reaps the daemon only now
+    assert session.daemon.wait(0) == 0  # only now does the test reap the daemon
 
 
 def test_what_is_ignored_stays_ignored(session: Session) -> None:

@@ -1,5 +1,5 @@
-"""If several daemons need the same session or tier, one daemon gets it. The messages of the others
-name this daemon."""
+"""If several daemons need the same session or tier, only one daemon gets it. The messages of the
+other daemons name this daemon."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_tier_is_free_again_when_its_daemon_was_killed(
     other = session_factory(files.root, tiers=[shared]).start()
     assert settle(other) == {"present": 10}
     check_all(other, files)
-    # The copies of the killed daemon no longer exist, so this daemon's clients read the source.
+    # The copies of the killed daemon no longer exist, so its clients read the source.
     check_all(first, files)
 
 
