@@ -1,6 +1,6 @@
 /* Opens a file in the situation named by the first argument. In most situations the library must
  * not start a daemon. Prints the duration of the open [us], the processor time of the open [us],
- * errno after the open, and the error of a wait for any child. */
+ * errno after the open, and the errno of a wait for any child. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

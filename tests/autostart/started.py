@@ -22,12 +22,12 @@ from support.steps import Steps
 from monarch_py.commands import autostart
 from monarch_py.native import LIBRARY
 
-# Words in the command lines of a starter and of its daemon.
+# STARTER and DAEMON: words that only the command line of a starter, or of its daemon, contains.
 STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
 # A program that opens the given file, and no other file outside the system's directories.
 CAT = "/bin/cat"
-# An open must take less than this [us]. The library waits a few milliseconds for the process that
-# it starts; the limit is much longer because other processes may load the machine.
+# An open must take less than this time [us]. The library waits a few milliseconds for the process
+# that it starts. The limit is much longer, because other processes may load the machine.
 HELD_UP_US = 1_000_000
 # Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
 APART_S = 6

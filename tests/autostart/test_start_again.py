@@ -113,8 +113,8 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
 
 def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
     """With `autostart: false`, no program starts a killed daemon again. A program that began before
-    there was a record starts one starter. This starter records that the configuration does not
-    allow autostart, so no second starter runs."""
+    the configuration was recorded starts one starter. This starter records that the configuration
+    does not allow autostart, so no second starter runs."""
     record = unwished.session.paths.autostart
     with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
         reader.wait()
@@ -129,7 +129,7 @@ def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files:
 
         wait_until(is_recorded, what="the record", every=0.1)
         assert "wish no" in record.read_text().splitlines()
-        end = time.monotonic() + sized(1.5, 3)  # a program would try again after a second
+        end = time.monotonic() + sized(1.5, 3)  # a program would try again after 1 s
         while time.monotonic() < end:
             reader.go()
             reader.wait()

@@ -1,4 +1,5 @@
-"""After a fault at any step of a start, the program can read, and a later open starts a daemon."""
+"""If a process is killed or a call fails at any step of a start, the program can still read, and a
+later open starts a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An autostarted daemon inherits little from the program that starts it, and ends by itself."""
+"""A daemon that a program starts inherits little from this program, and ends by itself."""
 
 from __future__ import annotations
 

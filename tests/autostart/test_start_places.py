@@ -1,4 +1,5 @@
-"""Tests of the situations in which no daemon is started, and of what an open then costs."""
+"""Tests of the situations in which an open starts no daemon, and of the time that the open then
+takes."""
 
 from __future__ import annotations
 

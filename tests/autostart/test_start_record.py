@@ -1,4 +1,5 @@
-"""Tests of the records that starters make of a configuration, and of which jobs use a record."""
+"""Tests of the records of a configuration that starters make, and of the jobs that use these
+records."""
 
 from __future__ import annotations
 

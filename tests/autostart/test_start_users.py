@@ -28,7 +28,7 @@ open_place = pytest.fixture(users.open_place)
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
     """Yields a session of Alice, whose shared memory and tier are writable by all users."""
-    as_user(ALICE)  # skips the test where no program can run as Alice
+    as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
         place, mount = open_place / "session", open_place / "local"
@@ -92,7 +92,8 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]
 
 
-# How a program gets rights that its user does not have; "none" is for comparison.
+# How a program gets rights that its user does not have. With "none", it gets no such rights, for
+# comparison.
 RIGHTS = ["none", "set-uid", "capability"]
 PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]
 

@@ -218,7 +218,7 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
 
 
 def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
-    """The catalog takes the new attributes of a few files without being copied."""
+    """The catalog takes the new attributes of a few files without growing, so it is not copied."""
     rows = many(10)
     catalog.add(*batch(rows))
     generation = catalog.c.generation
@@ -367,10 +367,11 @@ def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) ->
 def test_a_comparison_with_the_source_ends_in_time(
     catalog: Catalog, tmp_path: Path, ops_per_s: int
 ) -> None:
-    """A comparison ends at its time limit, with or without a limit on its operations per second."""
+    """A comparison of files with the source ends at its time limit, with or without a limit on the
+    operations per second."""
     (tmp_path / "file").touch()
     catalog.add(*batch([(0, b"file", 1)]))
-    looks, limit_ns = 300_000, 10_000_000  # more entries than can be compared in this time
+    looks, limit_ns = 300_000, 10_000_000  # more entries than it can compare in this time
     ids, found, fresh = (
         np.zeros(looks, np.uint64),
         np.zeros(looks, np.uint8),

@@ -41,8 +41,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Makes doctor find no container, wherever the tests run. Doctor looks for MPI, for which it
-    needs a separate process, only in tests that have the fixture `mpi`."""
+    """Makes doctor find no container, wherever the tests run. Only in tests with the fixture `mpi`
+    does doctor look for MPI, because that needs a separate process."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))

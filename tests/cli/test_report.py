@@ -157,8 +157,8 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.3)
     best = advice["changes"][0]["simulated_seconds"]
-    # With room for all files, each file is read from the source once. In this run, the dataset was
-    # read 1 + 2 / 2 times.
+    # With room for all files, each file would be read from the source once. In this run, the
+    # dataset was read 1 + 2 / 2 times.
     assert best == pytest.approx(advice["simulated_seconds"] / 2, rel=0.2)
     look_at(output)
 
@@ -321,8 +321,8 @@ def test_the_page_tells_where_files_and_copies_are(monarch: Monarch, tmp_path: P
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """With `--epochs 2`, a run of four epochs is shown as two. In the first of the two, half of the
-    opens came before there were copies."""
+    """With `--epochs 2`, a run of four epochs is shown as two. In the first of these two, half of
+    the opens came before there were copies."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -387,8 +387,8 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
-    """If other jobs used the daemon, no change is advised, because their reads cannot be told apart
-    from those of the run."""
+    """If other jobs used the daemon, no change is advised, because the daemon's counts do not
+    separate their reads from those of the run."""
     file = write(made_report(epochs=4, share=0.5, other_jobs=2), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["changes"] == []
@@ -549,7 +549,7 @@ def test_any_odd_value_is_taken_or_told_in_a_sentence(
     random = Random(seed)
     report = made_report(files=random.choice([1, 7, 1000, 10**6]), epochs=random.choice([1, 30]))
     for path in random.sample(list(places_in(report)), 2):
-        with suppress(LookupError, TypeError):  # the first change may have removed the second path
+        with suppress(LookupError, TypeError):  # the first change may have removed this path
             at = report
             for name in path[:-1]:
                 at = at[name]

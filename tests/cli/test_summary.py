@@ -90,7 +90,7 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     # Without `keep_pages`, an open would drop pages from the page cache that a fill has read but
-    # not copied yet. These pages would then be read from the source twice.
+    # not copied yet. The fill would then read these pages from the source a second time.
     source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)

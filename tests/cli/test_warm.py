@@ -1,4 +1,4 @@
-"""`monarch warm`: which files it has copied, and what it says."""
+"""`monarch warm`: which files it copies, and what it prints."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """The quota that `monarch warm` proposes holds the files that were named. It has no room for
-    another file that did not fit, because that file was not named."""
+    """The quota that `monarch warm` proposes has room for the files that the user has named. It has
+    no room for another file that did not fit, because the user has not named this file."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -267,7 +267,7 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
+@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
     later = Files(source)
@@ -293,11 +293,11 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
+@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """After `monarch warm`, a directory that was made after the scan is listed with the right names
-    and attributes, and its files are served from copies. `monarch warm` was given only directories
-    above the new one, which the scan has found."""
+    and attributes, and its files are served from copies. The command names only directories above
+    the new directory, which the scan has found."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):

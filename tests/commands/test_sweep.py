@@ -1,5 +1,5 @@
-"""`monarch sweep` removes what was left behind by killed daemons. It keeps what running daemons
-use, and persistent copies."""
+"""`monarch sweep` removes what killed daemons have left behind. It keeps persistent copies, and
+everything that running daemons use."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture(scope="module", autouse=True)
 def old_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Files for the last test. They are made before the first test, so that they are old by then:
-    copies of files that changed just now are recorded only later."""
+    """Files for the last test. They are made before the first test, so that they are old when the
+    last one begins: copies of files that changed just now are recorded only later."""
     return Files(tmp_path_factory.mktemp("old") / "source").add_many(COUNT, 3000)
 
 
@@ -222,7 +222,7 @@ def test_a_daemon_in_a_container_is_stopped(
     assert session.daemon.wait(timeout=30) == 0
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
-    # A suspended daemon exceeds any limit, so the limits are short.
+    # A suspended daemon exceeds any time limit, so the test sets short limits.
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 0.2)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.2)
     session.start(prefix=container)

@@ -21,8 +21,8 @@ LONG = {
     "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
     "h5py": "h5py.tests",
 }
-# For pytest's -k. Tests with "huge" in their names are left out: they run or skip depending on the
-# memory that is free at that moment, and they read no files.
+# An expression for pytest's -k. It leaves out tests with "huge" in their names: they run or skip
+# depending on the memory that is free at that moment, and they read no files.
 NOT_HUGE = "not huge"
 OPTIONS = [
     "-k",

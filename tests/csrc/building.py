@@ -34,8 +34,8 @@ COMPILING = ROOT / "build" / "compiling.lock"
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """Returns the names to which a Python file assigns literals, each with its literal. Does not
-    run the file."""
+    """Returns the constants of a Python file: name -> the literal that is assigned to the name.
+    Does not run the file."""
     found = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -66,8 +66,8 @@ def compiler() -> list[str]:
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> str:
     """Runs the compiler and returns its error output. If the compiler fails, the test fails with
-    this output. If ccache is installed, an object is taken from its cache if another test has
-    compiled it with the same flags, even in another directory."""
+    this output. If ccache is installed, it may supply an object that another test has compiled with
+    the same flags, even in another directory."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
     cached = "-c" in words and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():

@@ -111,8 +111,8 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* Does not read from the descriptor afterwards: it still gives the old bytes of the copy, as
- * close-to-open consistency allows. */
+/* Does not read from the descriptor afterwards: the descriptor still gives the old bytes of the
+ * copy, as close-to-open consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
 /* --- a descriptor of a file that was renamed or replaced: no other file may be changed --- */

@@ -74,7 +74,8 @@ static void op_lowest_while_it_grows(void) {
             CHECK(close(fd) == 0 && stat(in(name), &st) == 0 && st.st_size == i);
             CHECK(open_descriptors() == before);
             if (i % 60 == 0)
-                /* gives the daemon time: only 64 slots hold paths that the catalog does not list */
+                /* Gives the daemon time to add files: only 64 slots hold the paths of files that
+                 * the catalog does not list. */
                 usleep(5000);
         }
     tell_rest("f", reading("f"));

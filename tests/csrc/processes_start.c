@@ -26,8 +26,8 @@ static void show(void) {
     tell_rest("opened", reading("f"));
 }
 
-/* Prints only the content of open files, and not their attributes: a program without the library
- * sees the attributes of the copy. */
+/* Prints only the content of open files, and not their attributes. If this program runs without the
+ * library and inherits a descriptor of a copy, it sees the attributes of the copy. */
 static void show_bytes(void) {
     for (int fd = 3; fd < 100; fd++)
         if (lseek(fd, 0, SEEK_CUR) >= 0)

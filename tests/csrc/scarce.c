@@ -29,7 +29,7 @@
 /* left: the number of calls before the one that fails (negative: none fails); failed: the number of
  * calls that have failed; live: the pieces of memory in use. Atomic. */
 static long left, failed, live;
-static long failed_memory; /* how often the thread that makes the part got no memory */
+static long failed_memory; /* how often the thread that makes the part has got no memory */
 static __thread int is_maker;
 static long turn; /* which call fails */
 

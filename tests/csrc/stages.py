@@ -168,7 +168,7 @@ class Stage:
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
-                # keep_pages: otherwise, an open would wait in the kernel for the pages that a fill
+                # Without keep_pages, an open would wait in the kernel for the pages that a fill
                 # reads.
                 SlowSource(backing, self.root, binary=slowsource, attr_timeout=0.0, keep_pages=True)
             )
@@ -250,7 +250,8 @@ class Stage:
 
     def look(self, *operations: str, preload: bool, plain: bool = False) -> dict[str, Seen]:
         """Returns operation -> what a program sees in the operation's directories. With the
-        library, one program reads all directories; without it, the test's own process does."""
+        library, one program reads all directories. Without it, the test's own process reads them.
+        """
         top = self.root / "plain" if plain else self.root
         places = [top / kind / op for op in operations for kind in ("source", "outside")]
         if preload:

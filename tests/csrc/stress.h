@@ -70,8 +70,8 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
     }
 }
 
-/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. In a loop
- * over the bytes, the sanitizer's checks would take most of the program's time. */
+/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. With a
+ * loop over the bytes, its checks would take most of the program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];

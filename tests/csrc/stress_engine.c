@@ -6,7 +6,7 @@
  * TIER: a directory on a file system that is too small for all files;  ROUNDS: number of rounds,
  * each with a new engine;  GRANTS: number of grants in a round
  *
- * main() plays the daemon's only thread. It and the engine's threads write the catalog, which is
+ * main() acts as the daemon's only thread. It and the engine's threads write the catalog, which is
  * moved to other memory meanwhile. */
 #include <dirent.h>
 #include <errno.h>
@@ -166,7 +166,7 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
     /* Once this copy is dropped, another copy may get its inode number. So the owner is checked
-     * only if the copy was still there after the lookup. */
+     * only if the entry still had this copy after the lookup. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);
@@ -196,7 +196,7 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
     else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
         monarch_set_bit(&clients->wanted, id);
     /* Files that change are looked up too. Their attributes are not checked, because this thread
-     * does not know the right ones. */
+     * cannot know the right ones. */
     snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
     monarch_resolve(&control, c, clients, "/", odd, 1, &place);
     CHECK(place.entry != id);
@@ -517,7 +517,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results, so that none is about a copy that is dropped next */
+        finish(-1); /* takes all results, so that no result is about a copy dropped next */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);
@@ -644,7 +644,7 @@ static void work_round(void) {
         if (is_in(id, MONARCH_PRESENT) && (id + next_copy) % 3 != 0)
             drop(id);
     fill_all();
-    CHECK(ftruncate(pack, 5) == 0); /* truncates the pack while it is read */
+    CHECK(ftruncate(pack, 5) == 0); /* the pack becomes shorter while it is read */
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);

@@ -1,6 +1,6 @@
 /* Threads and forked children map files of known content, read the mappings, and unmap or change
  * parts of the mappings, while the files' copies come and go. They compare every word with the
- * expected one, including words of memory that has replaced a part of a mapping.
+ * expected word, also in memory that has replaced a part of a mapping.
  *
  *   make DIRECTORY                     makes the files
  *   stress DIRECTORY SECONDS SEED      prints what was done, or the first error */

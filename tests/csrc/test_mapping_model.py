@@ -68,7 +68,7 @@ class State(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The errors that can be planted."""
+    """Errors that the tests plant in the model."""
 
     no_lock: bool = False
     no_check: bool = False
@@ -515,7 +515,7 @@ CALLS = ["munmap 0", "munmap 1", "fixed 0", "write 1", "remap 0", "advise 1", "m
 DIFFERENT = ["munmap 0", "advise 1", "map 0"]
 
 
-# The threads are alike, so the same calls with the threads exchanged lead to the same states.
+# The threads are alike, so exchanging the calls of two threads leads to the same states.
 @pytest.mark.parametrize("first", draws.cases(CALLS, short=["munmap 0", "map 0"]))
 def test_two_threads_change_the_two_pages(first: str) -> None:
     page = first[-1]
@@ -588,6 +588,6 @@ def test_a_planted_error_is_found(
 
 def test_what_remains() -> None:
     """A raw munmap between the check and the replacement still leads to a wrong replacement. This
-    is documented."""
+    race is documented."""
     with pytest.raises(WrongError, match="is replaced"):
         explore(("A", "raw_munmap 0"), broken=Broken(raw_any_time=True))

@@ -59,8 +59,8 @@ def session(source: SlowSource, session_factory: Callable[..., Session], library
     return session
 
 
-# Tools of the programs below. `at` is the address of the mapping, and where() tells whether its
-# parts lie on the source, on the copy or on neither.
+# Tools of the programs below. `at` is the address of the mapping, and where() returns
+# for each of its parts whether the part lies on the source, on the copy or on neither.
 TOOLS = """
 import array, contextlib
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
@@ -196,8 +196,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """A program that maps tensors privately and writable reads right values during a fill, and a
-    later program reads nothing from the source. The library never replaces such mappings."""
+    """A program maps tensors privately and writable, and reads right values during a fill. A later
+    program reads nothing from the source. The library never replaces such mappings."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
@@ -494,8 +494,8 @@ def test_it_moves_within_50_ms(
 def test_threads_and_children_that_map_and_change(
     session_factory: Callable[..., Session], tmp_path: Path, library: Path
 ) -> None:
-    """Threads and children that map files and change the mappings find every word as expected, also
-    in memory that has replaced a part of a mapping."""
+    """Threads and child processes map files and change the mappings. They find every word as
+    expected, also in memory that has replaced a part of a mapping."""
     files = tmp_path / "files"
     files.mkdir()
     built = build_program(tmp_path / "mappings", HERE / "stress_mappings.c", flags=["-pthread"])
@@ -508,7 +508,7 @@ def test_threads_and_children_that_map_and_change(
     ) as process:
         try:
             while process.poll() is None:
-                session.forget()  # all copies are dropped, so that everything is filled again
+                session.forget()  # all copies are dropped, so all files are filled again
                 try:
                     process.wait(0.2)
                 except subprocess.TimeoutExpired:

@@ -104,8 +104,8 @@ class Tree:
         return self.known.find(found[0][len(root) :])
 
     def check(self, path: bytes, base: bytes, follow: bool) -> int:
-        """Resolves the path and returns its entry. If there is one, it must be that of the file
-        that the kernel opens."""
+        """Resolves the path and returns its entry. If an entry is found, it must be the entry of
+        the file that the kernel opens."""
         answer = self.known.resolve(path, base=base, follow=follow)
         if answer.entry >= 0:
             assert answer.entry == self.expected(path, base, follow), (path, base, follow)

@@ -60,7 +60,8 @@ def need_root(case: str) -> None:
 
 @pytest.fixture(scope="module")
 def open_place() -> Iterator[Path]:
-    """Makes a directory that any user can reach, unlike pytest's own."""
+    """Makes a directory that any user can reach. The directories of pytest's tmp_path are closed to
+    other users."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-")).resolve()
     place.chmod(0o755)
     yield place
@@ -180,8 +181,8 @@ def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
         return newest_generation(stage.session) > before
 
     before = newest_generation(stage.session)
-    # Clients tell the daemon of unknown files only by hints, and some hints are lost if the daemon
-    # is slow. So the case is repeated.
+    # Clients send the daemon only hints about unknown files. Some hints are lost if the daemon is
+    # slow, so the case is repeated.
     wait_until(has_grown, what="a larger catalog")
 
 

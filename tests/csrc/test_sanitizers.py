@@ -36,7 +36,8 @@ PROGRAMS = {
         ("mappings", [file for file in PRELOAD if file != "preload/fill/wait.c"], ["-DINSIDE"]),
         ("engine", NATIVE, ()),
         ("wakes", NATIVE, ()),
-        # The program includes segments.c itself, to reach the functions that judge a segment.
+        # The program includes segments.c itself, to reach the static functions that check a
+        # segment.
         (
             "segments",
             sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
@@ -256,7 +257,7 @@ def test_no_work_waits_for_a_thread_that_sleeps(built: Built, tmp_path: Path) ->
 # --- paths and damaged segments --------------------------------------------------------------
 
 
-# These programs have one thread, so ThreadSanitizer has nothing to see.
+# These programs have one thread, so ThreadSanitizer has nothing to check.
 @pytest.mark.parametrize("built", ["address"], indirect=True)
 @pytest.mark.parametrize("what", ["paths", "hashes", "headers", "lookups"])
 def test_random_input(built: Built, what: str, tmp_path: Path) -> None:

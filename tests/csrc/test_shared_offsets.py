@@ -1,4 +1,4 @@
-"""Reads return the same with the library as without it. They are made by any call, on descriptors
+"""Reads return the same with the library as without it. The tests read by any call, on descriptors
 that are duplicated, inherited, repositioned and closed, while the copy of the file is missing,
 queued, incomplete or complete.
 

@@ -1,4 +1,5 @@
-"""Fixtures: a slow source, and sessions that end before the mounts below them."""
+"""Fixtures: a slow source, and sessions that end before the file systems that they use are
+unmounted."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
 def test_a_file_of_a_byte_may_take_a_large_page(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """A tier on a tmpfs with large pages stays within its quota, although statfs(2) reports blocks
-    of 4 KiB for such a file system too."""
+    """A tier on a tmpfs with huge pages stays within its quota, although statfs(2) reports blocks
+    of 4 KiB for this file system too."""
     mount = mounts.tmpfs("large_pages", 256 * MIB, huge="always")
     (mount / "byte").write_bytes(b"1")
     if (mount / "byte").stat().st_blocks * 512 < 2 * MIB:

@@ -1,4 +1,5 @@
-"""The next session serves the copies of a persistent tier at once, but never a wrong copy."""
+"""The copies of a persistent tier are served at once in the next session, but a wrong copy is never
+served."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """Returns the tree with its paths in the slow source."""
+    """Returns the same files with their paths in the slow source, as programs see them."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen

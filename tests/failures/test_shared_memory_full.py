@@ -63,7 +63,7 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
     assert_one_sentence(done.stderr, shm)
     assert done.stdout.startswith(files.digests["f00000"])
     if not full:
-        assert du_bytes(shm) < MIB  # no segments are left that were begun
+        assert du_bytes(shm) < MIB  # the segments that were begun have been removed
     assert not (session.tiers[0] / "monarch-0" / "c").exists() or not list(
         (session.tiers[0] / "monarch-0" / "c").iterdir()
     )
@@ -165,8 +165,8 @@ def test_a_client_on_a_full_shm_is_not_disturbed(
     session = session_factory(files.root, directory=shm.parent).start()
     session.wait_scanned()
     take_the_rest(shm)
-    # The client writes all parts of its segment: wants, unknown paths, and changes in many places
-    # of the filter.
+    # The client writes to all parts of its segment: wanted files, unknown paths, and changes in
+    # many places of the filter.
     session.python(
         "import os, sys\n"
         "for i in range(400):\n"

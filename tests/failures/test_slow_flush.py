@@ -13,7 +13,7 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE, FLUSH_S = MIB + 17, 4.0
-# usage: A B   A thread reads A when A has a copy. Meanwhile the main thread locks B, forks, uses
+# usage: A B   When A has a copy, a thread reads A. Meanwhile the main thread locks B, forks, uses
 # and closes the descriptor of A, and locks A through another descriptor. The program reports how
 # long each call took.
 PROGRAM = """

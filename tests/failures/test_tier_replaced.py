@@ -165,7 +165,7 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"chmod +t {site.mount}",
     )
     assert list(site.mount.iterdir()) == []
-    # If the hint is followed, Bobby cannot replace the directory.
+    # If Alice follows the hint, Bobby cannot replace the directory.
     site.mount.chmod(0o1777)
     site.serve()
     site.fill()

@@ -132,7 +132,7 @@ def test_without_any_other_tier_it_does_not_start(
     assert start.returncode != 0
     assert start.stderr.count("\n") == 1
     assert f"is held by the daemon of {first.config} (process " in start.stderr
-    # Jobs whose configuration has no daemon read the source.
+    # No daemon serves the second configuration, so its jobs read the source.
     check_all(first, files)
     done = other.monarch("run", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
