@@ -420,7 +420,7 @@ def test_copies_of_an_earlier_session_are_there(
 def test_names_that_the_scan_could_not_read(
     session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: int
 ) -> None:
-    """If the scan could not read some names, `monarch warm` says that files there have no copies,
+    """If the scan could not read some names, `monarch warm` says that not all files have copies,
     although all known files have them. It does not fail because of names that the user may not read
     (`lost+found`)."""
     ask = DaemonConnection.ask

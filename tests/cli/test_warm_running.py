@@ -165,8 +165,8 @@ def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])
 def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
-    # There are so many files that the program's files are still in the daemon's queue when it reads
-    # them.
+    # There are so many files that the program's files are still in the daemon's queue when the
+    # program reads them.
     more = Files(slow.backing).add_many(BEYOND_ENGINE, 10, prefix="g")
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()

@@ -60,9 +60,9 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Opens the tiers and the staging area as a daemon does at its start, and is killed before it has
-# made the control segment. The first argument is the configuration; the second one is 1 if the
-# process is killed while it makes the directory of a tier's copies.
+# Opens the tiers and the staging area, as a daemon does at its start. Is killed before it has made
+# the control segment; if the second argument is 1, while it makes the directory of a tier's copies.
+# The first argument is the configuration.
 STARTS = """
 import os, signal, sys
 from pathlib import Path

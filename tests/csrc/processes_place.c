@@ -1,5 +1,5 @@
 /* Cases of three kinds: the same path leads a process to another file; a process runs as another
- * user; and checks of the state of a process that reads through the library. */
+ * user; a process reads through the library, and its state must stay the same. */
 #include "processes.h"
 
 #include <dirent.h>

@@ -151,8 +151,8 @@ def test_one_rank_alone_is_served_as_none(
 def test_everybody_is_met_where_nobody_can_be_served(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """If no reader can be served, the search looks at every waiting reader before it ends: a thread
-    that finds no work goes to sleep."""
+    """If no reader can be served, the search looks at every waiting reader before it ends. The
+    thread that searches then goes to sleep, so it must not miss a reader."""
     shares, ranks, places, _ = case
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())
