@@ -1,4 +1,4 @@
-"""Sessions without a daemon: a program under the library starts it."""
+"""Sessions that have no daemon until a program under the library starts one."""
 
 from __future__ import annotations
 

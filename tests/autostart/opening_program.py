@@ -1,4 +1,5 @@
-"""A program that opens a dataset file when told to, and faults in the processes that it starts."""
+"""Runs a program that opens a dataset file on command, and makes faults in the processes that this
+program starts."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Opens:
         self.process.communicate()
 
     def open(self, how: str = "open") -> str:
-        """Has the program open its file. Returns what it prints: descriptor, errno, checksum."""
+        """Has the program open its file. Returns the line that the program prints: descriptor,
+        errno and checksum."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(how + "\n")
@@ -60,7 +62,7 @@ class Opens:
 
 
 class Faulter:
-    """Makes the command that runs a program under starter_faults.c: the attribute `prefix`.
+    """Runs a program under starter_faults.c: `prefix` is the beginning of the command line.
 
     faults : WHO:CALL:NUMBER:FAULT as in starter_faults.c; FAULT may also be the name of an errno
     """
@@ -74,7 +76,8 @@ class Faulter:
         self.prefix = [str(program), str(log), *numbered, "--"]
 
     def made(self) -> dict[int, int]:
-        """Returns the faults made so far: each fault's number, and the process that got it."""
+        """Returns the faults made so far: the number of each fault -> the process that got the
+        fault."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return {int(number): int(process) for number, process in map(str.split, lines)}
 

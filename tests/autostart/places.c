@@ -1,6 +1,6 @@
 /* Opens a file in the situation named by the first argument. In most situations the library must
  * not start a daemon. Prints the duration of the open [us], the processor time of the open [us],
- * errno after the open, and the error of a wait for any child. */
+ * errno after the open, and the errno of a wait for any child. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -64,10 +64,10 @@ static void jump_out(void) {
     }
 }
 
-/* Delays every exec of `program` until this process ends, for 5 s at most: a fanotify group gets
- * the permission events and does not answer them. An orphan keeps the group open, and not this
- * process: while a process waits for such an exec it cannot be killed, so its end could not close
- * the group. */
+/* Delays every exec of `program` until this process ends, but for 5 s at most: a fanotify group
+ * receives the permission events and does not answer them. An orphan process keeps the group open.
+ * If this process kept it open, its end could not close the group, because a process that waits for
+ * such an exec cannot be killed. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||

@@ -22,12 +22,12 @@ from support.steps import Steps
 from monarch_py.commands import autostart
 from monarch_py.native import LIBRARY
 
-# Words in the command lines of a starter and of its daemon.
+# STARTER and DAEMON: words that only the command line of a starter, or of its daemon, contains.
 STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
 # A program that opens the given file, and no other file outside the system's directories.
 CAT = "/bin/cat"
-# An open must take less than this [us]. The library waits a few milliseconds for the process that
-# it starts; the limit is much longer because other processes may load the machine.
+# An open must take less than this time [us]. The library waits a few milliseconds for the process
+# that it starts. The limit is much longer, because other processes may load the machine.
 HELD_UP_US = 1_000_000
 # Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
 APART_S = 6
@@ -53,8 +53,8 @@ class Started:
 
     def _processes(self, *words: str) -> list[psutil.Process]:
         """Returns the processes whose command line has one of these words and the session's
-        configuration. It reads /proc itself, because tests call it often and psutil would take
-        several times as long."""
+        configuration. Reads /proc itself, because tests call this function often, and psutil would
+        take several times as long."""
         config, found = os.fsencode(self.session.config), []
         for number in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError, psutil.Error):  # the process has ended
@@ -81,9 +81,9 @@ class Started:
         return self.session.connection.serves() and not self.is_starting()
 
     def is_starting(self) -> bool:
-        """Returns whether a starter holds the claim, which is a lock on the file `starts`.
-        `starters` may miss a new starter, whose command line is not set until a moment after the
-        program continues."""
+        """Returns whether a starter holds the claim, which is a lock on the file `starts`. The
+        method `starters` may miss a new starter: its command line is not set until a moment after
+        the program continues."""
         try:
             claim = os.open(self.session.paths.starts, os.O_RDONLY)
         except FileNotFoundError:
@@ -149,10 +149,10 @@ class Started:
         )
 
     def learn(self, **variables: str) -> None:
-        """Records what the configuration says, as a starter does, but does not start a daemon."""
+        """Makes a record of the configuration, as a starter does, but does not start a daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
-            # The real function would look through the descriptors of all processes.
+            # The real `_is_open_below` would look through the descriptors of all processes.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")

@@ -4,8 +4,8 @@
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made in the given order, each fault once. The exception is a fault whose NUMBER is
- * 0: it is made at every call that it names. WHO is
+ * The faults are made in the given order, each fault once. Only a fault whose NUMBER is 0 is made
+ * at every call that it names. WHO is
  *
  *   program  COMMAND; only the calls that the library makes for a start
  *   beside   a process that shares the program's memory because it has not called exec yet
@@ -41,9 +41,8 @@
 #define MOST_FAULTS 24
 /* All descriptors that the test passes on are below this number. */
 #define MOST_DESCRIPTORS 256
-/* The value to which the count of a process's calls is set when the process gets a fault. It is so
- * low that this process gets no second fault, unless an open by the program itself resets the
- * count. */
+/* When a process gets a fault, the count of its calls is set to this value. The value is so low
+ * that the process gets no second fault, unless an open by the program itself resets the count. */
 #define NOT_AGAIN (-1000000)
 /* The supervisor ends after this time; no test takes longer [s]. */
 #define LIMIT_S 300
@@ -60,7 +59,7 @@ static const struct {
 
 static struct fault {
     char who[16], call[16];
-    int number, after, error; /* if error is 0, the fault is the signal */
+    int number, after, error; /* if error is 0, the fault is `signal` */
     int signal;
 } faults[MOST_FAULTS];
 static int fault_count, current;
@@ -163,8 +162,8 @@ static int met_by(const struct seccomp_notif *asked) {
     return current++;
 }
 
-/* The process is blocked in the system call until the supervisor answers. So a signal from here
- * ends or stops the process in this call. */
+/* The process is blocked in the system call until the supervisor answers. So a signal that is sent
+ * here ends or stops the process in this call. */
 static void answer(int listener, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp response = {.id = asked->id,
                                           .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
@@ -267,7 +266,8 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is not a child of the program, and keeps none of the program's pipes open. */
+    /* The supervisor is not a child of the program, and closes its descriptors of the program's
+     * pipes. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

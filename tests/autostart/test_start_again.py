@@ -1,4 +1,4 @@
-"""A daemon that was killed is started again, and one that was stopped is not."""
+"""A daemon that was killed is started again. A daemon that the user has stopped is not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.session import wait_until
 from support.steps import Steps
 
 
-@pytest.mark.long  # the shorter test_start_faults.py also kills processes at each step
+@pytest.mark.long  # in every run, the shorter test_start_faults.py kills processes at each step
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()
     with Steps(site.session, READER, files.path("f00001")) as reader:
@@ -48,12 +48,13 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
         kill(site.daemons, "the second start's daemon, before it serves")
         site.wait_for_starter()
         kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
-        # The program continues, and makes no fourth start within ten minutes of the first.
+        # The program goes on, but does not make a fourth start within ten minutes of the first
+        # start.
         for _ in range(20):
             read()
         assert (site.starts(), site.starters()) == (3, [])
         site.session.paths.forget_starts()
-        kill(site.daemons, "another start once the others are long ago")
+        kill(site.daemons, "another start, once the earlier starts are long ago")
 
 
 def test_a_step_that_ends_may_start_it_again_and_a_user_who_stops_it_not(
@@ -95,7 +96,7 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
     site.daemon()
 
 
-@pytest.mark.long  # the next test does the same with a daemon that `monarch start` has started
+@pytest.mark.long  # in every run, the next test kills a daemon that `monarch start` has started
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
     """Programs start a killed daemon again even if none of them lives long enough to notice that
     its heartbeat has stopped."""
@@ -112,8 +113,8 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
 
 def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
     """With `autostart: false`, no program starts a killed daemon again. A program that began before
-    there was a record starts one starter. This starter records that the configuration does not
-    allow autostart, so no second starter runs."""
+    the configuration was recorded starts one starter. This starter records that the configuration
+    does not allow autostart, so no second starter runs."""
     record = unwished.session.paths.autostart
     with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
         reader.wait()
@@ -128,7 +129,7 @@ def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files:
 
         wait_until(is_recorded, what="the record", every=0.1)
         assert "wish no" in record.read_text().splitlines()
-        end = time.monotonic() + sized(1.5, 3)  # a program would try again after a second
+        end = time.monotonic() + sized(1.5, 3)  # a program would try again after 1 s
         while time.monotonic() < end:
             reader.go()
             reader.wait()

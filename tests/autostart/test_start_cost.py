@@ -1,4 +1,5 @@
-"""Tests of the time that the first open takes, and of programs that open a file at once."""
+"""Tests how long the first open takes, and that only one daemon starts if many programs open a file
+at the same time."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from autostart.started import CAT, Started
 from support.draws import sized
 from support.files import Files
 
-# In at least one of ATTEMPTS attempts, an open must take at most OPEN_US, and at most CPU_US of
-# processor time [us]. The other attempts may take longer, because other processes also run.
+# In at least one of ATTEMPTS attempts, an open must take at most OPEN_US, and use at most CPU_US of
+# processor time [us]. Other processes may make the other attempts slower.
 OPEN_US, CPU_US, ATTEMPTS = 2000, 1000, 20
 
 
@@ -28,7 +29,9 @@ def test_the_first_open_waits_for_no_daemon(site: Started, files: Files, places:
         assert len(found) < ATTEMPTS, found
         done = site.run(places, "large", files.path("f00001"))
         wall, cpu, *rest = map(int, done.stdout.split())
-        assert rest == [77, errno.ECHILD], "errno is as it was, and wait has no child"
+        assert rest == [77, errno.ECHILD], (
+            "the open has changed errno, or has left a child to wait for"
+        )
         site.wait_for_starts(1)
         site.end()
         site.session.paths.forget_starts()

@@ -1,4 +1,5 @@
-"""After a fault at any step of a start, the program can read, and a later open starts a daemon."""
+"""If a process is killed or a call fails at any step of a start, the program can still read, and a
+later open starts a daemon."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from support.files import Files
 from support.session import wait_until
 
 HERE = Path(__file__).parent
-# Kills before the start is recorded. The child that makes the starter's process is killed, or the
-# starter's process: at its first steps, while it takes the claim, or while it holds the claim.
+# Kills before the start is recorded. The first two kill the child that makes the starter's process.
+# The others kill the starter's process: at its first steps, while it takes the claim, or while it
+# holds the claim.
 UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]), "beside:pwrite64"]
 # Kills after the start is recorded. The starter is killed before or after its exec. The daemon is
 # killed when it has its lock, or when it is nearly ready.
@@ -165,14 +167,14 @@ def test_descriptors_are_closed_without_close_range(
                 assert not any(name.startswith("pipe:") for name in names)
             daemon.resume()
             site.daemon()
-    assert os.read(end, 1) == b"", "the pipe has ended, and the daemon runs"
+    assert os.read(end, 1) == b"", "a starter or daemon keeps the pipe open"
     os.close(end)
     assert site.daemons() == [daemon]
     assert set(faults.made()) == {0, 1}
 
 
-# Errors of the calls that the library makes for a start, in the program and in the two processes
-# of which the second becomes the starter.
+# Errors of the system calls that make a start: in the program, and in the two processes (beside) of
+# which the second becomes the starter by its exec.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),

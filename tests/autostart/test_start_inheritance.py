@@ -1,4 +1,4 @@
-"""An autostarted daemon inherits little from the program that starts it, and ends by itself."""
+"""A daemon that a program starts inherits little from this program, and ends by itself."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
 
 
 def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
-    """A daemon that makes copies counts as used, even if no program is attached. This is so after
-    `monarch warm`."""
+    """A daemon that makes copies counts as used, even if no program is attached. This is the case
+    after `monarch warm`, for example."""
     engine = SimpleNamespace(bytes_from_source=0, bytes_from_peers=0)
     daemon = SimpleNamespace(
         shared=SimpleNamespace(totals=lambda: {"opens": 0}), filler=SimpleNamespace(engine=engine)
@@ -125,8 +125,8 @@ def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
     assert not watch._is_used()
 
 
-# The commands that run the program. When the PID namespace ends, the kernel kills the daemon along
-# with the program.
+# Name -> a command that runs the program. In `namespace`, the PID namespace ends with the program,
+# and then the kernel kills the daemon.
 FIRSTS = {
     "tini": ["tini", "-s", "--", "bash", "-c", '"$@" & wait $!', "bash"],
     "namespace": ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", '"$@"; true', "bash"],
@@ -143,7 +143,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
     site.learn()
 
     def reads(name: str, *words: str) -> None:
-        # The command in `words`, which runs the program, is also under the library.
+        # `words` is a command that runs the program. The command is also under the library.
         done = site.run(*words, CAT, files.path(name), timeout=60)
         assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Tests of which interpreter an open starts, and that the open does not wait for it."""
+"""Tests which interpreter an open starts, and that the open does not wait for the interpreter."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ LINES = {
 def test_the_interpreter_is_the_one_that_has_installed_the_library(
     site: Started, files: Files, tmp_path: Path, line: str
 ) -> None:
-    """The interpreter is the one named in the first line of bin/monarch, which pip has written. If
-    the installation was moved, or the line is too long, it is the Python in the same directory."""
+    """The library starts the interpreter that the first line of bin/monarch names; pip has written
+    this line. If the installation was moved, or the line is too long, the library starts the Python
+    in the same directory."""
     first, name = LINES[line]
     site.learn()
     python = installed(site, tmp_path, first.format(tmp_path), name)
@@ -43,7 +44,7 @@ def test_an_open_does_not_wait_for_an_interpreter_that_hangs(
     python = installed(site, tmp_path, "/gone/bin/python3.99", "python3.99")
     done = site.run(places, "hang", python, files.path("f00001"), timeout=20)
     if done.returncode == 4:
-        pytest.skip("the kernel has no FAN_OPEN_EXEC_PERM: it has it since Linux 5.0")
+        pytest.skip("the kernel has no FAN_OPEN_EXEC_PERM: use Linux 5.0 or later")
     assert done.returncode == 0
     assert int(done.stdout.split()[0]) < HELD_UP_US
     wait_until(lambda: "it is broken" in site.said(), what="the start, after the program's end")

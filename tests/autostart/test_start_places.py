@@ -1,4 +1,5 @@
-"""Tests of the situations in which no daemon is started, and of what an open then costs."""
+"""Tests of the situations in which an open starts no daemon, and of the time that the open then
+takes."""
 
 from __future__ import annotations
 
@@ -99,4 +100,4 @@ def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         wait_until(lambda: "tier-of-nobody" in site.said(), what="its message")
         site.wait_for_starter()
-    assert site.starts() == 1, "it counts, and the next does not come at once"
+    assert site.starts() == 1, "the failed start was not counted, or the next one came at once"

@@ -1,4 +1,5 @@
-"""Tests of the records that starters make of a configuration, and of which jobs use a record."""
+"""Tests of the records of a configuration that starters make, and of the jobs that use these
+records."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """The latest records stay, as many as the library reads: 16 short records, or as many long
-    records (about 3 kB each) as fit into the file, but at least 8."""
+    """The file keeps the latest records, as many as the library reads. These are 16 short records;
+    of long records (about 3 kB each) they are as many as fit into the file, but at least 8."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):
@@ -83,8 +84,8 @@ def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) ->
 def test_each_daemon_is_told_of_a_new_source_once(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """A program tells a daemon only once about a source that the daemon does not know, and tells
-    the next daemon again."""
+    """If MONARCH_SOURCE names a source that the daemon does not know, only the first program tells
+    the daemon about the source. The next daemon is told again."""
     more = tmp_path / "more"
     more.mkdir()
     known, new = ({"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:{more}"))

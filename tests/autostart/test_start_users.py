@@ -28,7 +28,7 @@ open_place = pytest.fixture(users.open_place)
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
     """Yields a session of Alice, whose shared memory and tier are writable by all users."""
-    as_user(ALICE)  # skips the test where no program can run as Alice
+    as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
         place, mount = open_place / "session", open_place / "local"
@@ -92,7 +92,8 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]
 
 
-# How a program gets rights that its user does not have; "none" is for comparison.
+# How a program gets rights that its user does not have. With "none", it gets no such rights, for
+# comparison.
 RIGHTS = ["none", "set-uid", "capability"]
 PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]
 
@@ -151,8 +152,9 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 
 def run_as(site: Started, place: Path, how: str, uid: int) -> None:
     """Runs a program as root. The program makes `uid` its effective user, and then reads a file
-    under the library. If it loads the library with dlopen, it changes the user before. The program
-    keeps root's capabilities, so the library can see the change in the user alone."""
+    under the library. If the program loads the library with dlopen, it does so after the change of
+    the user. The program keeps root's capabilities, so the library can notice the change only by
+    the user ID."""
     program, library = built(site, place, how)
     env = site.session.env(False, MONARCH_CONFIG=str(site.session.config))
     keep = ["setpriv", "--securebits", "+no_setuid_fixup"]

@@ -89,8 +89,9 @@ def test_what_is_added_is_found_and_nothing_else(
 
 
 def test_each_file_is_found_by_what_is_its_own_alone(catalog: Catalog) -> None:
-    """Sources have files of the same names, and paths begin with other paths. Whichever entry was
-    guessed, a path leads to its own entry, and so does a hash if its source is given too."""
+    """Two sources have files of the same paths, and some paths are the beginning of other paths. A
+    path always leads to its own entry, whichever entry is given as a guess. A hash leads to its
+    entry only if the right source is given."""
     paths = [b"a", b"ab", b"a/b", b"a/bc", b"b"]
     rows = [(source, path, 7) for source in (0, 1) for path in paths]
     ids, _ = catalog.add(*batch(rows))
@@ -185,7 +186,7 @@ def test_the_index_guesses_the_copies_that_are_there_and_no_others(catalog: Cata
     catalog.set_words(dropped, word.make(State.ABSENT, 0, 1, np.uint64(7)))
     words[dropped] = 0
     assert guessed() == (words >> 8).tolist()
-    catalog.add(*batch(many(20_000, 1000)))  # this moves the entries to a larger catalog
+    catalog.add(*batch(many(20_000, 1000)))  # a larger catalog
     assert guessed() == (words >> 8).tolist() + [0] * 20_000
 
 
@@ -217,7 +218,7 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
 
 
 def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
-    """The catalog takes the new attributes of a few files without being copied."""
+    """The catalog takes the new attributes of a few files without growing, so it is not copied."""
     rows = many(10)
     catalog.add(*batch(rows))
     generation = catalog.c.generation
@@ -237,7 +238,7 @@ def test_new_attributes_replace_all_old_ones_and_outlast_growth(catalog: Catalog
     right = fresh[0].copy()
     for field in kept:
         right[field] = before[field]
-    right["flags"] = lib.MONARCH_ATTRIBUTES  # which node keeps the file does not change
+    right["flags"] = lib.MONARCH_ATTRIBUTES  # MONARCH_OWN was not set before, so it is not set now
     right["version"] = before["version"] + 2
     assert catalog.entries[1] == right
     catalog.add(*batch(many(20_000, 3)))
@@ -253,7 +254,7 @@ def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> No
     generation = catalog.c.generation
     for round_number in range(1, 6):
         replace_all(catalog, rows, 10**6 * round_number)
-        # Files that are added meanwhile are found too, in this catalog or in a larger one.
+        # New files are found too, whether they are added to this catalog or to a larger one.
         new = many(50, 10**5 + 50 * round_number)
         ids, _ = catalog.add(*batch(new))
         assert [catalog.find_inode(0, ino) for _, _, ino in new] == ids.tolist()
@@ -263,7 +264,7 @@ def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> No
 
 def test_what_a_dropped_copy_leaves_hides_no_other(catalog: Catalog) -> None:
     """A copy is found by its inode number after the catalog has grown, even if a dropped copy in
-    another tier had the same number."""
+    another tier had the same inode number."""
     catalog.add(*batch(many(10)))
     publish(catalog, [0], 1, [1], [4711])
     catalog.set_state(np.array([0], dtype=np.uint64), State.ABSENT)
@@ -366,10 +367,11 @@ def test_copies_that_come_and_go_take_no_place_in_the_index(catalog: Catalog) ->
 def test_a_comparison_with_the_source_ends_in_time(
     catalog: Catalog, tmp_path: Path, ops_per_s: int
 ) -> None:
-    """A comparison ends at its time limit, with or without a limit on its operations per second."""
+    """A comparison of files with the source ends at its time limit, with or without a limit on the
+    operations per second."""
     (tmp_path / "file").touch()
     catalog.add(*batch([(0, b"file", 1)]))
-    looks, limit_ns = 300_000, 10_000_000  # more entries than can be compared in this time
+    looks, limit_ns = 300_000, 10_000_000  # more entries than it can compare in this time
     ids, found, fresh = (
         np.zeros(looks, np.uint64),
         np.zeros(looks, np.uint8),

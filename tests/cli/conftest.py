@@ -41,9 +41,9 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same files as in `source`, shared by tests that do not change them. The daemon records
-    the copy of an old file at once, but the copy of a file that changed just now only two seconds
-    later."""
+    """The same files as in `source`, shared by tests that do not change them. The files are old, so
+    the daemon records their copies at once. It records the copy of a file that changed just now
+    only two seconds later."""
     place = tmp_path_factory.mktemp("old")
     Files(place / "many").add_many(MANY - 1, 10).add("empty", 0)
     return make_source(place / "dataset")
@@ -51,7 +51,7 @@ def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(session_factory: Factory, source: Path) -> Session:
-    """A session on `source` whose daemon was not started yet."""
+    """A session on `source` without a daemon."""
     return session_factory(source)
 
 
@@ -63,8 +63,8 @@ def served(session: Session) -> Session:
 
 @pytest.fixture
 def monarch(tmp_path: Path) -> Monarch:
-    """Returns a function that runs `monarch WORDS`. Only the words and the environment that are
-    passed to this function can name a configuration."""
+    """Returns a function that runs `monarch WORDS`. The command finds a configuration only in the
+    words and the environment that are passed to the function."""
     shm = tmp_path / "empty-shm"
     shm.mkdir()
 

@@ -76,7 +76,7 @@ def on_a_terminal(
     ):
         os.close(theirs)
         said = b""
-        with suppress(OSError):  # EIO once no process has the other end open
+        with suppress(OSError):  # read fails with EIO once the command has ended
             while piece := screen.read(65536):
                 said += piece
         return process.wait(60), said.decode()

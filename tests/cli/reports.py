@@ -1,4 +1,4 @@
-"""Makes reports of runs that did not take place, with any number of files."""
+"""Makes reports of made-up runs, with any number of files."""
 
 from __future__ import annotations
 

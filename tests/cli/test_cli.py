@@ -341,7 +341,7 @@ def test_run_reports_a_command_that_is_none_as_a_shell_does(session: Session) ->
         "monarch: cd /; ls: command not found",
     )
     assert line.stderr.endswith("monarch run -- sh -c 'cd /; ls'\n")
-    assert not session.paths.path.exists()  # no daemon was started for these commands
+    assert not session.paths.path.exists()  # the commands have started no daemon
 
 
 def test_a_command_is_found_as_execvp_finds_it(session: Session, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Makes doctor find no container, wherever the tests run. Doctor looks for MPI, for which it
-    needs a separate process, only in tests that have the fixture `mpi`."""
+    """Makes doctor find no container, wherever the tests run. Only in tests with the fixture `mpi`
+    does doctor look for MPI, because that needs a separate process."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
@@ -55,8 +55,8 @@ def mpi() -> None:
 
 @pytest.fixture
 def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session that `found` examines in the test's process. In this process, a test can replace a
-    part of the code that it cannot break from outside."""
+    """A session that `found` examines in the test's process. There, a test can replace a part of
+    the code to cause a fault that it cannot cause from outside."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     yield session
@@ -369,7 +369,7 @@ def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: 
     _, findings = examined(session, MONARCH_SHM="/proc")
     (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["hint"])
     with Mounts(tmp_path) as mounts:
-        # The directory needs one more page.
+        # The root directory of the file system needs one more page.
         session.shm = mounts.tmpfs("small", int(least) * MIB + mmap.PAGESIZE)
         _, findings = examined(session)
         assert findings["shared memory"]["level"] == "ok"
@@ -403,7 +403,7 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
     held = f"tier {served.tiers[0]} is held by the daemon of {served.config} (process "
     assert findings["tier"]["found"].startswith(held)
     assert findings["tier"]["found"].endswith(f"mount_point: {served.tiers[0] / 'tiers'}")
-    # While the second daemon does not run, doctor finds the held tier too, but only warns of it.
+    # If the second daemon does not run, doctor only warns that the first daemon holds the tier.
     other.stop()
     status, findings = examined(other)
     assert (status, findings["tier"]["level"]) == (0, "warning")

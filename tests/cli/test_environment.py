@@ -1,4 +1,5 @@
-"""`monarch env`, whose lines are evaluated in shells, and commands started under the library."""
+"""`monarch env`, whose lines are evaluated in shells. Also `monarch` commands that are started
+under the library."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_the_lines_are_taken_back(session: Session) -> None:
 def test_commands_leave_the_library_that_a_module_puts_before_them(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """A command that is started under the library runs without the library. Otherwise, a daemon's
+    """A `monarch` command that is started under the library runs without it. Otherwise, a daemon's
     reads of the source would be served from the daemon's own copies."""
     session = session_factory(tree)
     with session.log.open("ab") as log:

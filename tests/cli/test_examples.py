@@ -28,7 +28,7 @@ VARIABLES: dict[str, str] = dict(
     re.findall(r"^\| `(MONARCH_\w+)` \|.*\| `(.*)` \|$", REFERENCE.read_text(), re.M)
 )
 
-# These commands start a daemon, or need that no daemon runs.
+# Commands that start a daemon, or that require that no daemon runs.
 WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
 ENDS_DAEMON = ("stop", "sweep")
@@ -41,7 +41,7 @@ BEFORE = {
     "report": WRITES_RUN,
     "simulate": "test -e mine.yaml || monarch calibrate -c tiers.yaml -o mine.yaml",
 }
-# A line with one of these characters is run by a shell.
+# A line that contains one of these characters is run by a shell.
 SHELL = "|>$&"
 PLACES = {
     "/pfs/imagenet": "imagenet",
@@ -77,8 +77,8 @@ parts:
 
 
 class Shell:
-    """Runs lines in the directory of a session. In each line, the paths in `PLACES` are replaced by
-    paths in that directory."""
+    """Runs example lines in the directory of a session. Paths in `PLACES` are replaced by paths in
+    this directory."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.place = session, session.directory
@@ -129,8 +129,8 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Starts or ends the daemon as the command needs it, and runs the line whose result the
-        command reads."""
+        """Starts or ends the daemon, whichever the command needs. Also runs the line that writes
+        the file which the command reads."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()
         elif not self.session.connection.runs():
@@ -151,8 +151,8 @@ def command_of(line: str) -> str:
 
 
 def needs_daemon(line: str) -> int:
-    """The sort key of a line. In this order, few lines need that a daemon is started or ended
-    before them."""
+    """The sort key of a line. Lines in this order rarely require that the daemon is started or
+    ended between them."""
     command = command_of(line)
     return (command not in WITHOUT_DAEMON) + command.startswith(ENDS_DAEMON)
 
@@ -191,8 +191,8 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-# These lines differ from others only in a variable that other tests set too. They are run only with
-# --long.
+# Each of these lines differs from another line only in its variable, and other tests set this
+# variable too. So these lines are run only with --long.
 ALIKE = [VARIABLES[f"MONARCH_{name}"] for name in ("AUTOSTART", "JOB", "LOG")]
 
 

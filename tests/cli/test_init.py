@@ -1,4 +1,5 @@
-"""`monarch init` writes a working configuration. `monarch config check` says whether one works."""
+"""`monarch init` writes a working configuration. `monarch config check` says whether a
+configuration works."""
 
 from __future__ import annotations
 
@@ -102,8 +103,8 @@ def test_what_would_be_refused_is_not_written(dataset: Path, tmp_path: Path) -> 
 
 
 def test_a_tier_is_apart_from_the_dataset(dataset: Path, tmp_path: Path) -> None:
-    """The directory that the batch system names contains the dataset, which lies on another file
-    system."""
+    """`monarch init` proposes no tier that contains the dataset: here, the directory that the batch
+    system names contains the dataset, which lies on another file system."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     places = {"SLURM_TMPDIR": str(tmp_path), "LOCAL_SCRATCH": str(scratch)}

@@ -24,7 +24,8 @@ def test_every_command_is_known_by_its_module() -> None:
     assert cli.group.list_commands(context) == sorted(cli.COMMANDS)
 
 
-# The order matters, because loaded modules stay loaded. The first of these prints no table.
+# The modules are imported in this order, and loaded modules stay loaded. So the module that prints
+# no table comes first.
 MODULES = ["lifecycle", "view", "warm", "plan"]
 IMPORTS = """
 import sys

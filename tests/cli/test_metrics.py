@@ -1,4 +1,5 @@
-"""`monarch metrics`: printed, in a file, on a Unix socket, and scraped by a real Prometheus."""
+"""The output of `monarch metrics`: printed, written to a file, served on a Unix socket, and scraped
+by a real Prometheus."""
 
 from __future__ import annotations
 

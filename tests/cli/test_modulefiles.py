@@ -86,9 +86,8 @@ def system(request: pytest.FixtureRequest) -> System:
 
 
 def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
-    """Makes an installation of the package beside `place`, and moves it to `place`. The
-    installation includes the modules' bytecode, as with pip; otherwise, each command would compile
-    the modules again."""
+    """Installs the package beside `place`, and moves the installation to `place`. Like pip, also
+    compiles the modules to bytecode; otherwise each command would compile them again."""
     first = place.with_name(f"{place.name}.first")
     packages = first / packages_path
     built = Path(monarch_py.__file__).parent
@@ -103,8 +102,8 @@ def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-p
 
 
 def finish(first: Path, place: Path, packages: Path) -> Path:
-    """Links the packages that Monarch needs into `packages`, and moves the installation `first` to
-    `place`."""
+    """Makes the directory `packages` with links to the packages that Monarch needs. Moves the
+    installation `first` to `place`."""
     for entry in DEPENDENCIES.iterdir():
         if not entry.name.startswith(("monarch", "_monarch", "__editable__")):
             (packages / entry.name).symlink_to(entry)
@@ -197,7 +196,7 @@ def cluster(open_place: Path) -> Iterator[Cluster]:
 
 
 def changes(before: list[str], after: list[str], system: System) -> set[str]:
-    """Returns the lines of the environment that differ, except for the module system's own
+    """Returns the lines in which the two environments differ, except for the module system's own
     variables."""
     return {line for line in {*before} ^ {*after} if not line.startswith((*system.own, "_="))}
 

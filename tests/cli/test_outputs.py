@@ -1,4 +1,5 @@
-"""No command overwrites a file that it reads, and each says so if its directory was removed."""
+"""No command overwrites a file that it reads. If the current directory was removed, each command
+says so."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ parts:
 GONE = "monarch: the current directory no longer exists; change to another one\n"
 PACKAGE = Path(monarch_py.__file__).parent
 SCENARIO = PACKAGE / "simulator/scenarios/four_nodes.yaml"
-# Commands, and what each would overwrite: `@` stands for a directory with the files of `inputs`,
-# `=` for the file to overwrite, which is also the last word.
+# Commands that would overwrite a file that they read. `@` stands for the directory of `inputs`. `=`
+# stands for the same directory or for a link to it, and marks the file that would be overwritten.
 OVERWRITING = [
     "plan index files @/data -o =/data/00",
     "plan make -c @/recipe -o =/recipe",
@@ -101,7 +102,7 @@ def test_hard_links_and_standard_input_are_seen(inputs: Path) -> None:
 
 @pytest.fixture
 def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the current directory one that does not exist any more."""
+    """Changes to a new directory and removes it."""
     place = tmp_path / "removed"
     place.mkdir()
     monkeypatch.chdir(place)

@@ -1,4 +1,5 @@
-"""Names with control characters are quoted for people, and exact for programs."""
+"""Names with control characters are quoted in output for people, and unchanged in output for
+programs."""
 
 from __future__ import annotations
 

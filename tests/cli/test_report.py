@@ -1,5 +1,6 @@
-"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, shown in a
-real browser; for made-up runs; and for files that are not reports."""
+"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, for
+made-up runs, and for files that are not reports. The page of the real run is shown in a real
+browser."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns the simulated time of the run with each advised change [s], by the first word of the
-    change."""
+    """Returns the simulated time of the run with each advised change [s]. The key is the first word
+    of the change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 
@@ -156,15 +157,15 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.3)
     best = advice["changes"][0]["simulated_seconds"]
-    # With room for all files, each file is read from the source once. In this run, the dataset was
-    # read 1 + 2 / 2 times.
+    # With room for all files, each file would be read from the source once. In this run, the
+    # dataset was read 1 + 2 / 2 times.
     assert best == pytest.approx(advice["simulated_seconds"] / 2, rel=0.2)
     look_at(output)
 
 
 def look_at(output: Path) -> None:
-    """Checks what a browser shows of the page: on a wide screen in the light colour scheme, and on
-    a narrow screen in the dark one."""
+    """Takes pictures of the page in a browser and checks them: on a wide screen in the light colour
+    scheme, and on a narrow screen in the dark one."""
     desk = shot(output, 1280)
     phone = shot(output, 400, "--blink-settings=preferredColorScheme=0")
     for picture, paper in ((desk, DAY), (phone, NIGHT)):
@@ -172,10 +173,10 @@ def look_at(output: Path) -> None:
         # The lines of the figures and the bars of the hit ratio are there.
         for colour in ((59, 130, 246), (232, 89, 12)):
             assert (abs(picture.astype(int) - colour).sum(axis=2) < 30).sum() > 100, colour
-        # Nothing is wider than the page: its margin is empty.
+        # The margin is empty, so nothing is wider than the page.
         assert (picture[:, -12:] == paper).all()
-    # In the dark scheme all letters are light, also those of the figures, which are below the
-    # heading "What happened".
+    # In the dark scheme all letters are light. This also holds for the letters in the figures below
+    # the heading "What happened".
     assert (phone[1100:2600].min(axis=2) > 200).sum() > 1000
 
 
@@ -320,8 +321,8 @@ def test_the_page_tells_where_files_and_copies_are(monarch: Monarch, tmp_path: P
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """With `--epochs 2`, a run of four epochs is shown as two. In the first of the two, half of the
-    opens came before there were copies."""
+    """With `--epochs 2`, a run of four epochs is shown as two. In the first of these two, half of
+    the opens came before there were copies."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -353,9 +354,10 @@ TIERS = (("raise", 1), ("put", 4))
 
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
-    """The advice says how long a run with more room would take. This run is limited by its source,
-    from which it has read the dataset 1 + 3 / 2 times. With room for all files, the dataset would
-    be read once from the source and three times from the tier."""
+    """The advice says how long a run with more room would take. This run is limited by its source.
+    It has read the dataset from the source once in the first epoch, and half of it in each of the
+    other three. With room for all files, it would read the dataset once from the source and three
+    times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)
@@ -385,8 +387,8 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
-    """If other jobs used the daemon, no change is advised, because their reads cannot be told apart
-    from those of the run."""
+    """If other jobs used the daemon, no change is advised, because the daemon's counts do not
+    separate their reads from those of the run."""
     file = write(made_report(epochs=4, share=0.5, other_jobs=2), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["changes"] == []
@@ -547,7 +549,7 @@ def test_any_odd_value_is_taken_or_told_in_a_sentence(
     random = Random(seed)
     report = made_report(files=random.choice([1, 7, 1000, 10**6]), epochs=random.choice([1, 30]))
     for path in random.sample(list(places_in(report)), 2):
-        with suppress(LookupError, TypeError):  # the first change may have removed the second path
+        with suppress(LookupError, TypeError):  # the first change may have removed this path
             at = report
             for name in path[:-1]:
                 at = at[name]

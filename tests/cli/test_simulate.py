@@ -234,7 +234,7 @@ def test_a_picture_is_drawn(run: Run, scenario: Callable[..., str], tmp_path: Pa
         assert (said.status, said.err) == (1, NO_MATPLOTLIB)
         return
     assert said.status == 0, said.err
-    # Texts of an SVG are comments beside the paths that draw them.
+    # An SVG file has each text as a comment beside the paths that draw it.
     text = picture.read_text()
     assert all(f"<!-- {word} -->" in text for word in ("naive", "2.974", "a small one"))
     assert "<!-- lbann-dynamic -->" not in text

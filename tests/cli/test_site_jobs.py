@@ -1,4 +1,4 @@
-"""Which job ends the daemon that several jobs use."""
+"""Tests which job ends a daemon that several jobs use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    os.utime(note, (0, 0))  # the job was noted long ago, and none of its processes is left
+    os.utime(note, (0, 0))  # the note of the job is old, and the job has no process left
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")
     assert not note.exists()
@@ -105,7 +105,7 @@ def test_a_daemon_that_is_left_to_a_program_ends_with_it(site: SiteSession) -> N
 def test_no_job_starts_while_another_one_stops_the_daemon(
     site: SiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If job B runs `start` after A's `stop` has looked for other jobs, B waits for the end of A's
+    """If job B runs `start` while A's `stop` is ending the daemon, B waits for the end of this
     daemon, and starts a daemon of its own."""
     assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
     look, started = Jobs.others, []

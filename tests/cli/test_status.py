@@ -236,7 +236,7 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
 
 
 def shown(session: Session, width: int, *words: str) -> str:
-    """What the command prints on a terminal of this width."""
+    """Returns what the command prints on a terminal of this width."""
     of_terminal = {"COLUMNS": str(width), "TERM": "xterm"}
     status, said = on_a_terminal(session, *words, columns=width, environment=of_terminal)
     assert status == 0

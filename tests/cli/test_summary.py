@@ -19,8 +19,7 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# The program reads each file as a whole. For each file, it takes the next of all ways of reading
-# that are counted.
+# The program reads each file as a whole. It uses each method of reading that is counted, in turn.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]
@@ -91,7 +90,7 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
     # Without `keep_pages`, an open would drop pages from the page cache that a fill has read but
-    # not copied yet. These pages would then be read from the source twice.
+    # not copied yet. The fill would then read these pages from the source a second time.
     source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)
@@ -111,7 +110,7 @@ def run(session: Session, *words: str) -> tuple[dict[str, Any], list[str]]:
 def test_what_programs_have_read_is_not_counted_twice(
     session_factory: Factory, slow: SlowSource
 ) -> None:
-    """If a copy is made from what a program has read, the bytes are counted once."""
+    """If a copy is made from bytes that a program has read, these bytes are counted only once."""
     session = session_factory(slow.mountpoint)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
@@ -135,8 +134,9 @@ def test_what_the_source_gave_is_what_it_has_counted(
     session = session_factory(slow.mountpoint, tiers=tiers, **IN_UNITS | more)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
-    # Reads that the library does not handle are counted even if a fill has read the same pages
-    # before. So they are left out if all files are filled.
+    # The methods of reading that the library does not handle are used only if not all files are
+    # filled. Their reads count as reads of the source, even if a fill has brought the same pages
+    # into the page cache.
     ways = ["by_read", "by_pread"] if why == "all is filled" else ["by_"]
     report, lines = run(session, sys.executable, "-c", WAYS, str(slow.mountpoint), *ways)
     totals = report["run"]["totals"]
@@ -372,8 +372,8 @@ def test_what_a_run_has_read_is_not_said_to_be_unused(
 def test_a_job_that_reads_only_through_links(
     slow: SlowSource, session_factory: Factory, tmp_path: Path, way: str, *, is_link_to_root: bool
 ) -> None:
-    """A program that begins to read through links is noticed at its first open, although the scan
-    waits for that open, so the catalog knows no file to which a link leads."""
+    """All opens of a program that reads only through links are counted. The scan waits for the
+    program's first open, so at this open the catalog does not have the link's target yet."""
     link = tmp_path / "link"
     if is_link_to_root:
         link.symlink_to(slow.mountpoint)

@@ -129,8 +129,8 @@ def test_in_a_pipe_each_look_is_printed(session: Session) -> None:
 
 
 def test_the_first_looks_show_the_programs(session: Session) -> None:
-    """The first looks show the files that programs have open. `monarch top` asks the daemon for
-    these files at once, and again every 5 s."""
+    """The first screens show the files that programs have open. `monarch top` asks the daemon for
+    these files at the start, and again every 5 s."""
     code = "import sys; f = open(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(session.source / "a")],

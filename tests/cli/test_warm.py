@@ -1,4 +1,4 @@
-"""`monarch warm`: which files it has copied, and what it says."""
+"""`monarch warm`: which files it copies, and what it prints."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """The quota that `monarch warm` proposes holds the files that were named. It has no room for
-    another file that did not fit, because that file was not named."""
+    """The quota that `monarch warm` proposes has room for the files that the user has named. It has
+    no room for another file that did not fit, because the user has not named this file."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -267,7 +267,7 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
+@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
     later = Files(source)
@@ -293,11 +293,11 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode of a file of another test
+@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """After `monarch warm`, a directory that was made after the scan is listed with the right names
-    and attributes, and its files are served from copies. `monarch warm` was given only directories
-    above the new one, which the scan has found."""
+    and attributes, and its files are served from copies. The command names only directories above
+    the new directory, which the scan has found."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):
@@ -347,7 +347,7 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     assert read_all(session, source) == read_all(session, source, preload=False)
     (source / "fresh").write_text("another b")
     os.replace(source / "fresh", source / "b")  # by another file
-    (source / "d/c").write_text("other")  # in place, and of the same size
+    (source / "d/c").write_text("other")  # written in place, with the same size
     (source / "d/e").unlink()
     done = warm(session)
     assert (done.returncode, done.stderr) == (0, "")
@@ -420,8 +420,9 @@ def test_copies_of_an_earlier_session_are_there(
 def test_names_that_the_scan_could_not_read(
     session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: int
 ) -> None:
-    """Files whose names are unknown have no copies, although all known files have them. Names that
-    the user may not read (`lost+found`) are no failure."""
+    """If the scan could not read some names, `monarch warm` says that not all files have copies,
+    although all known files have them. It does not fail because of names that the user may not read
+    (`lost+found`)."""
     ask = DaemonConnection.ask
 
     def asked(self: DaemonConnection, command: str, **arguments: Any) -> Any:

@@ -1,5 +1,5 @@
-"""`monarch warm` on a slow source: it is interrupted, runs beside other commands and a job, and
-shows its progress."""
+"""`monarch warm` on a slow source: it is interrupted, it runs beside other commands and a job, and
+it shows its progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 
 MANY = 60
-# More files than the daemon gives to the copy engine at a time.
+# More files than the daemon gives to the copy engine in one go.
 BEYOND_ENGINE = ORDERS + 152
 
 
@@ -112,8 +112,8 @@ def test_of_large_files_only_a_few_are_begun(
 def test_what_others_want_too_is_not_taken_back(
     session_factory: Factory, slow: SlowSource, prefetch: str
 ) -> None:
-    """Orders are not taken back if another command has ordered the same files, or if the
-    configuration wants all files."""
+    """When one command takes its orders back, files stay ordered if another command has ordered
+    them too, or if the configuration wants all files."""
     slow.latency(open=0.05)
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()
@@ -138,8 +138,8 @@ def test_two_at_once_and_one_of_them_interrupted(
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
     with running(session, "warm") as one, running(session, "warm") as other:
-        # This command orders everything too, and began last. Once it has ended, the other two have
-        # ordered everything.
+        # The command below orders everything too, and begins last. Once it has ended, the other two
+        # commands have ordered everything.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
         wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")
@@ -148,7 +148,7 @@ def test_two_at_once_and_one_of_them_interrupted(
         assert present(session) < count - 100
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
-    # If the command takes long, it prints its progress, and nothing else.
+    # If the command takes long, it prints only its progress.
     assert other.process.returncode == 0
     assert [line for line in err.splitlines() if " left" not in line] == []
     assert present(session) == session.totals()["fills"] == count
@@ -165,7 +165,8 @@ def test_a_daemon_that_ends_meanwhile(slow_session: Session) -> None:
 
 @pytest.mark.parametrize("prefetch", ["on_demand", "none"])
 def test_a_job_comes_first(session_factory: Factory, slow: SlowSource, prefetch: str) -> None:
-    # There are so many files that those which the program reads are still in the daemon's queue.
+    # There are so many files that the program's files are still in the daemon's queue when the
+    # program reads them.
     more = Files(slow.backing).add_many(BEYOND_ENGINE, 10, prefix="g")
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()

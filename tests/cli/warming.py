@@ -1,4 +1,4 @@
-"""Runs `monarch warm`, and asks the daemon how many files have copies."""
+"""Runs `monarch warm`, and finds out how many files have copies."""
 
 from __future__ import annotations
 

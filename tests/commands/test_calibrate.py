@@ -70,8 +70,8 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate for a number of threads is that of all these threads together. Each read of a file
-    takes 50 ms here, whatever other threads do meanwhile."""
+    """The rate for a number of threads is the sum over these threads. Here, each read of a file
+    takes 50 ms, whatever other threads do meanwhile."""
 
     def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)

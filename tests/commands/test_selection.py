@@ -13,7 +13,7 @@ from monarch_py.native import Kind
 
 
 class Growing:
-    """A catalog of files. It gets two more files each time its length is read, and each time a file
+    """A catalog of files that grows by two files each time its length is read, and each time a file
     is looked up."""
 
     def __init__(self) -> None:

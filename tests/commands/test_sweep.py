@@ -1,5 +1,5 @@
-"""`monarch sweep` removes what was left behind by killed daemons. It keeps what running daemons
-use, and persistent copies."""
+"""`monarch sweep` removes what killed daemons have left behind. It keeps persistent copies, and
+everything that running daemons use."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture(scope="module", autouse=True)
 def old_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Files for the last test. They are made before the first test, so that they are old by then:
-    copies of files that changed just now are recorded only later."""
+    """Files for the last test. They are made before the first test, so that they are old when the
+    last one begins: copies of files that changed just now are recorded only later."""
     return Files(tmp_path_factory.mktemp("old") / "source").add_many(COUNT, 3000)
 
 
@@ -60,9 +60,9 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Opens the tiers and the staging area as a daemon does at its start, and is killed before it has
-# made the control segment. The first argument is the configuration; the second one is 1 if the
-# process is killed while it makes the directory of a tier's copies.
+# Opens the tiers and the staging area, as a daemon does at its start. Is killed before it has made
+# the control segment; if the second argument is 1, while it makes the directory of a tier's copies.
+# The first argument is the configuration.
 STARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -222,7 +222,7 @@ def test_a_daemon_in_a_container_is_stopped(
     assert session.daemon.wait(timeout=30) == 0
     assert [*session.tiers[0].iterdir(), *session.shm.iterdir()] == []
 
-    # A suspended daemon exceeds any limit, so the limits are short.
+    # A suspended daemon exceeds any time limit, so the test sets short limits.
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 0.2)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 0.2)
     session.start(prefix=container)
@@ -283,7 +283,7 @@ def test_a_session_of_another_version_is_named(
     assert done.returncode == 1
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
-    # `monarch sweep --stop`, which ends the user's last job, empties shared memory nevertheless.
+    # `monarch sweep --stop` ends the user's last job, so it empties shared memory in this case too.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0

@@ -1,5 +1,5 @@
-"""The checksums that the C code records equal those that the Python package xxhash computes. With
-this package, `monarch verify` checks copies."""
+"""The C code records the same checksums as the Python package xxhash computes. `monarch verify`
+uses this package to check copies."""
 
 from __future__ import annotations
 

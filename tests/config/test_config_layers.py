@@ -1,5 +1,5 @@
-"""Settings in the site's file, the user's file, the environment and the command line: which of them
-counts."""
+"""Settings in the site's file, the user's file, the environment and the command line: which value
+counts if several of them have one."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ shared_tpool_size: "6"
     assert config.sources == (site.source(),)
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
-    # In the original, the block size is the size of reads. Here, it is the size of the parts of a
-    # copy that have a checksum each, and one value holds for all tiers.
+    # In Listing 1, the block size is the size of reads. In Monarch, it is the size of the parts of
+    # a copy that have a checksum each, and one value holds for all tiers.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")

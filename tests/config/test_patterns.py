@@ -147,8 +147,8 @@ def test_an_escaped_name_matches_itself(path: str) -> None:
 
 # --- no backtracking ----------------------------------------------------------------------------
 
-# All kinds of steps of a glob. They contain only few different characters, so that random paths
-# often match.
+# All kinds of steps of a glob. They contain only a few different characters, so that random
+# paths often match.
 STEP = st.sampled_from(
     [
         "a",

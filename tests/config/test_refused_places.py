@@ -264,7 +264,7 @@ def test_the_same_directory_behind_a_bind_mount_is_found(site: Site) -> None:
 
 
 def test_a_tier_path_that_is_too_long_is_refused(site: Site) -> None:
-    # Bytes count, not characters: é has two.
+    # The limit is on bytes, not on characters: é has two bytes.
     fits = site.root / ("é" * 20) / "x"
     fits /= "y" * (180 - len(os.fsencode(fits)) - 1)
     fits.mkdir(parents=True)

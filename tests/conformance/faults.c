@@ -98,8 +98,8 @@ TWIN(open64, open)
 
 /* --- offsets ------------------------------------------------------------------------------- */
 
-/* If the fault is active, replaces `fresh`, a duplicate of `fd`, by a descriptor with an open file
- * description of its own, and so with an offset of its own. Returns `fresh`. */
+/* If the fault is active, replaces `fresh`, a duplicate of `fd`, by a descriptor of a new open file
+ * description. So `fresh` gets an offset of its own. Returns `fresh`. */
 static int apart(int fd, int fresh) {
     char link[64];
     if (fresh < 0 || !is("duplicates have their own offsets") || !is_ours(fd))

@@ -1,6 +1,6 @@
 """Two directories in which other projects' programs run: a source that a daemon serves and fills,
-and a directory outside every source. A run without the library in the second directory shows the
-result that a run under the library in the first directory must have.
+and a directory outside every source. A program must have the same result under the library in the
+source as without the library in the other directory.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.
@@ -23,8 +23,8 @@ from support.session import MIB, Session, wait_until
 
 Run = subprocess.CompletedProcess[str]
 RUN_LIMIT_S = 900.0
-# Ballast: files of BALLAST_FILE bytes that keep the daemon busy. The bandwidth of the source is
-# limited to BALLAST_RATE [per second], so the daemon fills 32 of these files per second.
+# Ballast: files of BALLAST_FILE bytes whose fills keep the daemon busy. The bandwidth of the source
+# is limited to BALLAST_RATE bytes per second, so the daemon fills 32 of these files per second.
 BALLAST_RATE = "2MiB"
 BALLAST_FILE = 64 << 10
 # Environment variables of every program, so that its output does not depend on the user's locale
@@ -36,7 +36,7 @@ class Ground:
     """Two directories, `without` and `source`, each with the content that `plant` makes. Only
     `source` is a source of the session.
 
-    quota : of the tier [bytes]
+    quota : the quota of the tier [bytes]
     settings : keys of the configuration. By default, `prefetch` is `eager`: the daemon fills every
         file as soon as it has found it
     """
@@ -144,8 +144,8 @@ class Ground:
         return self.source if library else self.without
 
     def python(self, library: bool) -> list[str]:
-        """Returns the words that start an interpreter. `library` says whether it runs under the
-        library, which `env` arranges."""
+        """Returns the beginning of the command line that starts an interpreter. The method `env`
+        puts it under the library if `library` is true."""
         return [sys.executable]
 
     def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:
@@ -204,8 +204,8 @@ def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict
     """Describes every file and directory in the directory `below` of `root`: relative path -> kind,
     mode, number of links, size and digest. The test process reads them, without the library.
 
-    leave_out : files whose paths end with one of these are described without size and digest,
-        because they contain inode numbers or times
+    leave_out : suffixes of paths. Files with such a path contain inode numbers or times, so they
+        are described without size and digest
     """
     found, place = {}, str(root).encode()
     for folder, folders, names in os.walk(root / below):

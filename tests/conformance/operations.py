@@ -8,8 +8,8 @@ lines. PAUSES times during the run, the program prints "pause" and waits for a l
 input.
 
 The program avoids the known differences that docs/transparency.md lists: access and change times
-(atime, ctime), fstatvfs and locks. It also closes a descriptor of a copy before it changes the
-file: the descriptor would still show the old version.
+(atime, ctime), fstatvfs and locks. Before it changes a file, it closes its descriptors of the
+file's copy, because they would still show the old version.
 """
 
 from __future__ import annotations
@@ -328,8 +328,8 @@ class Operations(Tree):
                 os.close(slot.fd)
 
 
-# Operations that change files or names. `weight` makes them rare, because a changed file is no
-# longer read from its copy: with many changes, soon no copy would be read.
+# Operations that change files or names. `weight` makes them rare: a changed file is no longer read
+# from its copy, so many changes would soon leave no copy to read.
 CHANGES = {
     *("write", "pwrite", "truncate", "allocate", "write_map", "append", "copy_file", "sendfile"),
     *("copy_range", "rename", "rename_directory", "unlink", "link", "symlink", "mkdir", "rmdir"),

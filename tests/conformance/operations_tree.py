@@ -64,8 +64,8 @@ def identity(st: os.stat_result) -> Identity:
 class Slot(NamedTuple):
     """An open descriptor.
 
-    clean : whether it may be a descriptor of a copy
-    writes : whether it was opened for writing
+    clean : whether the descriptor may be one of a copy
+    writes : whether the descriptor was opened for writing
     """
 
     fd: int
@@ -74,8 +74,8 @@ class Slot(NamedTuple):
 
 
 class Tree:
-    """The files, and the descriptors and mappings that the program has of them. `said` holds the
-    random choices of the current operation."""
+    """The tree of files, and the descriptors and mappings of its files that the program has open.
+    `said` holds the random choices of the current operation."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.work = root / "work"
@@ -84,8 +84,9 @@ class Tree:
         self.slots: dict[int, Slot] = {}
         self.maps: dict[int, tuple[mmap.mmap, Identity]] = {}
         self.folder = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY)
-        # Files that were changed, and are therefore certainly read from the source until the next
-        # daemon starts. A file whose change has failed is not among them: it may still have a copy.
+        # Files that were changed. They are certainly read from the source until the next daemon
+        # starts. A file whose change has failed is not in the set, because it may still have a
+        # copy.
         self.changed: set[Identity] = set()
         # Files with blocks that may have been allocated and never written.
         self.unwritten: set[Identity] = set()
@@ -145,7 +146,7 @@ class Tree:
         return int(self.choose(0, 1, 100, 4096, 10_000, 65_536, 65_537, 200_000, 1 << 20))
 
     def at(self, fd: int) -> int:
-        """Returns a random offset: in the file, at its end or beyond it [bytes]."""
+        """Returns a random offset [bytes]: inside the file, at its end or beyond it."""
         size = os.fstat(fd).st_size
         return int(self.choose(0, 1, size // 2, max(size - 100, 0), size, size + 10))
 
@@ -155,8 +156,8 @@ class Tree:
     # --- known differences ----------------------------------------------------------------------
 
     def changing(self, *ways: Way) -> None:
-        """Call this before a change of files. Calls `changing_file` for each file to which a path
-        leads, and for all files below it."""
+        """Must be called before an operation changes files. Calls `changing_file` for each file to
+        which a path leads, and for all files below it."""
         for way in ways:
             for follow in (True, False):
                 try:
@@ -173,9 +174,9 @@ class Tree:
                 self.changing_file(identity(os.lstat(os.path.join(folder, name))))
 
     def changing_file(self, file: Identity, but: int = -1) -> None:
-        """Closes the file's mappings and its descriptors that may be of a copy, except `but`. After
-        a change of the file, such a descriptor would still show the old version, and an access to a
-        mapping beyond the file's new end would raise SIGBUS."""
+        """Closes the file's mappings, and the descriptors that may be of its copy, except the
+        descriptor `but`. After a change of the file, such a descriptor would still show the old
+        version, and an access to a mapping beyond the file's new end would raise SIGBUS."""
         for number, slot in list(self.slots.items()):
             if slot.clean and slot.fd != but and identity(os.fstat(slot.fd)) == file:
                 os.close(self.slots.pop(number).fd)

@@ -53,7 +53,7 @@ def expected(ground: Ground) -> str:
 
 
 def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
-    """Returns the output of the operations under the faulty library, up to the first line that
+    """Runs the operations under the faulty library. Returns their output up to the first line that
     differs from `expected`."""
     return transcript(
         ground,
@@ -64,8 +64,8 @@ def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
         beside=expected,
         LD_PRELOAD=f"{faults}:{ground.session.preload}",
         FAULT=fault,
-        # The directory above the source contains the copies too. They must be affected as well,
-        # because faults.c finds the path of a copy if a descriptor is one of a copy.
+        # The fault also affects the copies, which lie below the directory above the source:
+        # faults.c must recognize a descriptor of a copy by the copy's path.
         FAULT_BELOW=str(ground.source.parent),
     )
 

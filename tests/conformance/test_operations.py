@@ -44,7 +44,8 @@ def transcript(
     all files during each pause of the program.
 
     root : the directory with the tree; by default, one of the directories of `ground`
-    beside : the output of another run. The program is ended at the first line that differs from it
+    beside : the output of another run. The program is ended at its first line that differs from
+        this output
     """
     root = root or ground.root(library)
     words = [str(root), str(seed), str(count), str(pauses)]

@@ -18,8 +18,8 @@ from support import draws, users
 from support.session import Session, wait_until
 from support.users import ALICE, AlicesSession, as_user
 
-# For each directory below ROOT: its owner and its mode. Alice may not make or remove files in `d0`.
-# She may not list `d0/deep`. In `d1`, she may make files, but may remove only those of her own.
+# For each directory below ROOT: its owner and its mode. In `d0`, Alice may not make or remove
+# files. She may not list `d0/deep`. In `d1`, she may make files, but may remove only her own files.
 DIRECTORIES = {
     ".": (ALICE, 0o755),
     "tmp": (ALICE, 0o755),
@@ -126,7 +126,7 @@ def without() -> Iterator[dict[int, tuple[str, dict[str, str]]]]:
 def test_every_answer_is_the_same_for_an_ordinary_user(
     open_place: Path, without: dict[int, tuple[str, dict[str, str]]], prefetch: str, seed: int
 ) -> None:
-    as_user(ALICE)  # skips the test where no program can run as Alice
+    as_user(ALICE)  # skips the test if no program can run as Alice
     # The directories of all tests have equally long names, so that paths are equally long too.
     with AlicesGround(open_place, plant_for_alice, prefetch=prefetch) as ground:
         if prefetch == "eager":
@@ -164,7 +164,7 @@ def rights(ground: Ground, library: bool) -> str:
 
 @pytest.mark.parametrize("prefetch", ["none", "eager"])
 def test_an_ordinary_user_has_the_same_rights(open_place: Path, prefetch: str) -> None:
-    as_user(ALICE)  # skips the test where no program can run as Alice
+    as_user(ALICE)  # skips the test if no program can run as Alice
     with AlicesGround(open_place, plant_for_alice, prefetch=prefetch) as ground:
         if prefetch == "eager":
             wait_until(lambda: not ground.session.status()["pending"], what="all copies")

@@ -21,8 +21,8 @@ LONG = {
     "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
     "h5py": "h5py.tests",
 }
-# For pytest's -k. Tests with "huge" in their names are left out: they run or skip depending on the
-# memory that is free at that moment, and they read no files.
+# An expression for pytest's -k. It leaves out tests with "huge" in their names: they run or skip
+# depending on the memory that is free at that moment, and they read no files.
 NOT_HUGE = "not huge"
 OPTIONS = [
     "-k",
@@ -59,7 +59,7 @@ def outcomes(ground: Ground, library: bool, words: list[str]) -> Outcomes:
 def installed(package: str, modules: str) -> list[str]:
     there = [name for name in modules.split() if find_spec(package) and find_spec(name)]
     if not there:
-        pytest.skip(f"{package} is not installed, or without its tests")
+        pytest.skip(f"{package} is not installed, or is installed without its tests")
     return there
 
 
@@ -73,8 +73,8 @@ def compare(ground: Ground, there: list[str], ballast: int) -> None:
 
 
 def test_of_files(ground: Ground) -> None:
-    """The fast file tests have the same outcomes. All run in one pytest process, because the start
-    of a process takes longer than the tests of a package."""
+    """The fast file tests have the same outcomes with and without the library. All of them run in
+    one pytest process, because the start of a process takes longer than the tests of a package."""
     there = [name for package in FAST for name in installed(package, FAST[package])]
     compare(ground, there, 2000)
 

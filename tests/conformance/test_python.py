@@ -47,9 +47,10 @@ LONG = """
     test_faulthandler test_tracemalloc test_unicode_file test_unicode_file_functions
     test_hashlib test_wave test_array test_memoryio test_univnewlines
 """
-# Number of files that the daemon fills during the tests, at 32 per second. BALLAST is enough for a
-# minute. BALLAST_A_SECOND is multiplied by the duration of the run without the library [s], and is
-# enough for three times this duration, in case the machine is busier during the second run.
+# How many files the daemon fills during the tests, at 32 files per second. BALLAST files last for a
+# minute. Longer tests need BALLAST_A_SECOND files for each second of the run without the library:
+# these files last three times as long as that run, in case the machine is busier during the second
+# run.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
 # Some installations lack the packages test_multiprocessing_*, which only select tests of the module
@@ -115,8 +116,8 @@ def outcomes(ground: Ground, library: bool, *words: str) -> Outcomes:
     root = ground.root(library)
     report = root / "outcomes.xml"
     run = ground.run(
-        # Without -j, which would start a process for each test module. For most modules, the start
-        # takes as long as the tests.
+        # -j is not used, because it would start a process for each test module. For most modules,
+        # the start takes as long as the tests.
         [sys.executable, "-m", "test", "--junit-xml", report, "--tempdir", root / "tmp", *words],
         library=library,
         PYTHONPATH=str(root / "lib"),

@@ -136,7 +136,7 @@ def test_cold_and_warm(ground: Ground, reader: str, tmp_path: Path) -> None:
     before = ground.hits()
     assert not difference(without, read(ground, reader, True, tmp_path / "out"))
     assert ground.hits() > before or reader in ("find", "ls", "stat"), "no copy was read"
-    # The reader has made and changed no file. The next reader would read a changed file from the
+    # The reader must not make or change a file: the next reader would read a changed file from the
     # source.
     assert names_in(ground) == names
     assert ground.files()["bypass"] == {}

@@ -1,8 +1,8 @@
 """Common programs, run by shell scripts in several steps. Each step runs in ROOT/work, and uses the
 files left there by the previous step.
 
-Everything that would differ between two runs (times, names, inode numbers) is set by the script, or
-is not printed.
+Some things would differ between two runs: times, names and inode numbers. The scripts set them to
+fixed values, or do not print them.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# While an object is compiled, one byte of this file is locked, at an offset that identifies the
-# object.
+# While an object is compiled, one byte of this file is locked. The offset of the byte stands for
+# the object.
 COMPILING = ROOT / "build" / "compiling.lock"
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """Returns the names to which a Python file assigns literals, each with its literal. Does not
-    run the file."""
+    """Returns the constants of a Python file: name -> the literal that is assigned to the name.
+    Does not run the file."""
     found = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -66,8 +66,8 @@ def compiler() -> list[str]:
 
 def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT) -> str:
     """Runs the compiler and returns its error output. If the compiler fails, the test fails with
-    this output. If ccache is installed, an object is taken from its cache if another test has
-    compiled it with the same flags, even in another directory."""
+    this output. If ccache is installed, it may supply an object that another test has compiled with
+    the same flags, even in another directory."""
     command = [*(compiler_words or compiler()), *(str(word) for word in words)]
     cached = "-c" in words and shutil.which("ccache")
     with _no_other_compiles(command) if cached else nullcontext():
@@ -86,7 +86,7 @@ def cc(*words: str | Path, compiler_words: Sequence[str] = (), cwd: Path = ROOT)
 @contextmanager
 def _no_other_compiles(command: list[str]) -> Iterator[None]:
     """Locks the object that `command` makes. If two test workers need the same object, the second
-    waits, and then finds the object in the cache."""
+    worker waits, and then finds the object in ccache."""
     named = command.index("-o")
     key = xxh64_intdigest(shlex.join(command[:named] + command[named + 2 :]).encode()) >> 2
     COMPILING.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-/* Operations that change a file's content by its name: they open it for writing in every way,
+/* Operations that change a file's content by its name: they open the file for writing in every way,
  * truncate it, or map it. */
 #include <spawn.h>
 #include <sys/mman.h>
@@ -111,7 +111,7 @@ static void op_mmap(void) {
     int fd = open(in("f"), O_RDWR);
     char *map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     SAY(map != MAP_FAILED);
-    SAY(close(fd)); /* now only the mapping refers to the file */
+    SAY(close(fd)); /* now only the mapping keeps the file open */
     memcpy(map + 7, "by a mapping", 12);
     SAY(msync(map, 4096, MS_SYNC));
 }

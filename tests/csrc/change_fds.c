@@ -8,7 +8,7 @@
 static const struct timespec some_times[2] = {{1500000000, 111}, {1500000001, 222}};
 static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 222}};
 
-static const char *volatile no_path; /* a NULL that the compiler does not see */
+static const char *volatile no_path; /* a null pointer that the compiler does not recognize */
 
 /* Prints the attributes and the first bytes that the descriptor gives after the operation. The
  * attributes must be those of the file in the source, never those of the copy. */
@@ -111,8 +111,8 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* Does not read from the descriptor afterwards: it still gives the old bytes of the copy, as
- * close-to-open consistency allows. */
+/* Does not read from the descriptor afterwards: the descriptor still gives the old bytes of the
+ * copy, as close-to-open consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 
 /* --- a descriptor of a file that was renamed or replaced: no other file may be changed --- */

@@ -1,4 +1,4 @@
-/* Operations on names and attributes. */
+/* Operations that change names, and operations that change attributes by name. */
 #include <sys/time.h>
 #include <sys/xattr.h>
 #include <utime.h>

@@ -3,11 +3,11 @@
  *
  *   programs FILE...    reads programs from standard input: one operation per line, and "end" after
  *                       each program
- *   records FILE SIZE PROCESSES THREADS WAY
+ *   records FILE SIZE PROCESSES THREADS CALL
  *                       All threads of all processes read records of SIZE bytes from one open file
- *                       description until the file ends. WAY is read or readv. Every second process
- *                       reads through a duplicate of the descriptor. Prints counts of the records
- *                       as JSON.
+ *                       description until the file ends. CALL is read or readv. Every second
+ *                       process reads through a duplicate of the descriptor. Prints counts of the
+ *                       records as JSON.
  *
  * In programs, slots 0 to 7 hold descriptors. Each program runs in a process of its own, so that
  * all programs begin with the same free descriptor numbers. The first eight bytes of a record
@@ -31,8 +31,8 @@
 #define PARTS 1100 /* beyond IOV_MAX */
 #define ROOM (3UL << 30)
 
-/* the buffer of all reads; it is mapped with MAP_NORESERVE, because a read may request more bytes
- * than the machine has memory */
+/* The buffer of all reads. It is mapped with MAP_NORESERVE, because a read may request more bytes
+ * than the machine has memory. */
 static char *room;
 static char **files;
 
@@ -48,7 +48,8 @@ struct op {
 static struct op ops[OPS];
 static int op_count, slot[SLOTS];
 
-/* Prints without a buffer, because after a fork both processes would write the buffered text. */
+/* Prints without a buffer: after a fork, both processes would write text that is still in a buffer.
+ */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     char line[200];
     va_list args;
@@ -120,7 +121,8 @@ static int in_child(int from, int to) {
     return status;
 }
 
-/* Performs operation i. Returns how many of the following operations a child has performed. */
+/* Performs operation i. Returns how many of the operations after it a child process has performed.
+ */
 static int do_op(int i, int to) {
     static struct iovec parts[PARTS];
     struct op *op = &ops[i];

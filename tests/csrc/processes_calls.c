@@ -26,7 +26,7 @@
 static const struct timespec times[2] = {{1500000000, 111}, {1500000001, 222}};
 static const struct timeval timevals[2] = {{1500000000, 111}, {1500000001, 222}};
 static const struct utimbuf seconds = {1500000000, 1500000001};
-static const char *volatile no_path; /* a NULL that the compiler does not see */
+static const char *volatile no_path; /* a null pointer that the compiler does not recognize */
 static const char *other;            /* the second path of calls that take two */
 static int other_dir;
 static struct stat st;
@@ -93,7 +93,7 @@ CALL(fopen64, stream(fopen64(path, "rbe")))
 static long closed(FILE *f) { return f ? fclose(f) : -1; }
 CALL(fclose, closed(fopen(path, "r")))
 CALL(freopen, stream(freopen(path, "r", fopen("/dev/null", "r"))))
-/* Signal handlers of crashed programs make such calls, on the small stacks that signals have. */
+/* Crashed programs make such calls in their signal handlers, which may run on small stacks. */
 CALL(open_proc, open("/proc/self/maps", O_RDONLY))
 CALL(fopen_proc, stream(fopen("/proc/self/maps", "r")))
 CALL(stat_proc, stat("/proc/self/maps", &st))
@@ -205,7 +205,7 @@ CALL(mkostemp, made(mkostemp(template_of(path, "XXXXXX"), O_CLOEXEC), template))
 CALL(mkstemps, made(mkstemps(template_of(path, "XXXXXX.x"), 2), template))
 CALL(mkostemps, made(mkostemps(template_of(path, "XXXXXX.x"), 2, O_APPEND), template))
 
-/* Removes, still within the wrapper, what the call has made. */
+/* Before it returns, the wrapper removes what the call has made. */
 static long gone(int r, const char *path, int flags) {
     return r == 0 ? syscall(SYS_unlinkat, AT_FDCWD, path, flags) : r;
 }

@@ -19,9 +19,9 @@ static int only_reads(const struct call *call) {
 /* --- errno -------------------------------------------------------------------------------------
  */
 
-/* The names, in this order: a file with a copy; a file without a copy, one of 100, of which each
- * call gets the next; a file that the catalog does not list; a file that the configuration excludes
- * from copying; a link; three names that do not exist. */
+/* Tries each call on these names, in this order: a file with a copy; a file without a copy (one of
+ * 100, a new one for each trial); a file that the catalog does not list; a file that the
+ * configuration excludes from copying; a link; three names that do not exist. */
 static void op_errno(void) {
     static const char *const names[] = {"f", "", "late", "f.skip", "to_f", "no", "no/f", "f/f"};
     int cold = 0;
@@ -74,7 +74,8 @@ static void op_lowest_while_it_grows(void) {
             CHECK(close(fd) == 0 && stat(in(name), &st) == 0 && st.st_size == i);
             CHECK(open_descriptors() == before);
             if (i % 60 == 0)
-                /* gives the daemon time: only 64 slots hold paths that the catalog does not list */
+                /* Gives the daemon time to add files: only 64 slots hold the paths of files that
+                 * the catalog does not list. */
                 usleep(5000);
         }
     tell_rest("f", reading("f"));
@@ -128,14 +129,14 @@ static void wrong_path(const char *what, int dir, const char *path,
 
 static int is_at(const struct call *call) { return call->at; }
 static int only_changes(const struct call *call) {
-    /* This includes fopen for writing: the library learns from the mode that the stream writes, and
-     * does not look the file up before the call. */
+    /* fopen for writing counts as a change, too: the library learns from the mode that the stream
+     * writes, and does not look the file up before the call. */
     return call->kind >= CHANGES && call->kind != ENTERS;
 }
 
 static void op_no_path(void) { wrong_path("NULL", AT_FDCWD, NULL, NULL); }
 
-/* Tries only calls that change files, because a bad pointer crashes a call that only reads, as the
+/* Tries only calls that change files. Calls that only read crash on a bad pointer, as the
  * documentation says. */
 static void op_bad_pointers(void) {
     char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

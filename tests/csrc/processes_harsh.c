@@ -75,7 +75,7 @@ static void op_siglongjmp(void) {
     use_it_all("after 3000 jumps");
 }
 
-/* A signal handler that makes the same calls as the code that it interrupts. */
+/* A signal handler makes the same calls as the code that it interrupts. */
 static void call_again(int number) {
     struct stat st;
     int old = errno, fd = open(in("d/..//f"), O_RDONLY);

@@ -1,5 +1,5 @@
-/* Cases of processes in which the same path leads to another file, of processes that run as another
- * user, and of the state of a process that reads through the library. */
+/* Cases of three kinds: the same path leads a process to another file; a process runs as another
+ * user; a process reads through the library, and its state must stay the same. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -128,7 +128,7 @@ static void mount_in_child(void *unused) {
     look("child");
 }
 
-/* In the new root, the source is mounted, but the tiers do not exist. */
+/* The new root has the source, but not the tiers. */
 static void op_chroot_with_the_source(void) {
     own_mounts();
     hide(source_of(here), joined(out("root"), source_of(here)));
@@ -174,8 +174,8 @@ static void await_turn(const int *to) {
     CHECK(read(to[0], &byte, 1) == 1);
 }
 
-/* The child shares the parent's memory, but has another root. So nothing in memory tells which of
- * the two processes is running. */
+/* The child shares the parent's memory, but has another root. So no variable in memory can show
+ * which of the two processes is running. */
 static int run_in_own_root(void *unused) {
     (void)unused;
     CHECK(chroot(out("root")) == 0 && chdir("/") == 0);

@@ -26,8 +26,8 @@ static void show(void) {
     tell_rest("opened", reading("f"));
 }
 
-/* Prints only the content of open files, and not their attributes: a program without the library
- * sees the attributes of the copy. */
+/* Prints only the content of open files, and not their attributes. If this program runs without the
+ * library and inherits a descriptor of a copy, it sees the attributes of the copy. */
 static void show_bytes(void) {
     for (int fd = 3; fd < 100; fd++)
         if (lseek(fd, 0, SEEK_CUR) >= 0)
@@ -155,8 +155,8 @@ static void op_spawn_actions(void) {
     CHECK(lseek(kept, 300, SEEK_SET) == 300 && posix_spawn_file_actions_init(&actions) == 0);
     CHECK(posix_spawn_file_actions_addopen(&actions, 30, in("f"), O_RDONLY, 0) == 0);
     CHECK(posix_spawn_file_actions_adddup2(&actions, kept, 31) == 0);
-    /* This duplicates a descriptor onto itself, which clears its close-on-exec flag in the
-     * child. */
+    /* This file action duplicates a descriptor onto itself, which clears its close-on-exec flag in
+     * the child. */
     CHECK(posix_spawn_file_actions_adddup2(&actions, hidden, hidden) == 0);
     CHECK(posix_spawn_file_actions_addclose(&actions, closed) == 0);
     spawn(&actions, environ);

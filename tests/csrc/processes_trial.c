@@ -101,7 +101,7 @@ void try_call(struct trial *trial) {
     prepare(call);
     set_other(dir, spelled(trial->form, "moved"));
     const char *path = spelled(trial->form, name);
-    CHECK(chdir(here) == 0); /* the earlier chdir was a system call that the library has not seen */
+    CHECK(chdir(here) == 0); /* the library did not see the earlier chdir, a direct system call */
     measured_call(trial, dir, path);
     trial->opened = open_descriptors();
     clean_up(trial);

@@ -2,10 +2,10 @@
 ThreadSanitizer.
 
 The library's files are linked into the programs themselves. A preloaded library would come before
-the sanitizer's runtime in the search order of symbols, and the runtime refuses to start then. The
-search begins with the executable, so a program's call of open() reaches the library. The runtime
-comes later, like any other library, so real.c finds the runtime's interceptors, and these find
-libc. In this way, the sanitizer also checks what the library passes to libc.
+the sanitizer's runtime in the search order of symbols, and then the runtime refuses to start. The
+search begins with the executable, so a program's call of open() reaches the library's open(). The
+runtime comes later in the search. So real.c finds the runtime's interceptors, and these call libc.
+In this way, the sanitizer also checks what the library passes to libc.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import pytest
 from csrc.building import CSRC, PRELOAD_FLAGS, build_program, cc, compile_all
 
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
-# The exit status that a sanitizer gives to a program in which it has found a bug. No program that
-# is built here uses this status itself.
+# The exit status of a program in which a sanitizer has found a bug. No program that is built here
+# ends with this status for another reason.
 EXIT_CODE = 99
 # Folders of csrc that the programs here do not need. Other tests build programs from them
 # (tests/plan, tests/loaders, tests/simulator).
 APART = ("plan/", "loaders/", "simulator/")
 OPTIONS = {
-    # symbolize=0: with_names adds the names of functions afterwards. To look names up during a
-    # report, the runtime would open files with the program's open(), which is the library's. If a
-    # bug were found in that call, the runtime would have to report again, and would wait for ever
-    # for its own lock.
+    # symbolize=0: with_names adds the names of functions afterwards. Otherwise, the runtime would
+    # look them up during a report, and open files with the program's open(), which is the
+    # library's. If the bug was in that open(), the runtime would report again, and would wait
+    # forever for its own lock.
     "TSAN_OPTIONS": f"exitcode={EXIT_CODE} symbolize=0",
     "ASAN_OPTIONS": f"exitcode={EXIT_CODE} detect_leaks=1 detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is killed after this time, so that its test fails well before the test's own
-# time limit [s].
+# A program that hangs is killed after this time [s]. Then its test fails well before the test's own
+# time limit.
 RUN_LIMIT_S = 150
 # The flags for all files of csrc: the programs of a sanitizer share these object files. -O0: with
 # the code that a sanitizer adds, optimization would take longer than the time that it saves in the
@@ -157,7 +157,7 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
 def build_sanitized(name: str, directory: Path, programs: Mapping[str, Program]) -> Built:
     """Builds the programs with one sanitizer.
 
-    name : a key of SANITIZERS;  programs : the programs, by the names of their executables
+    name : a key of SANITIZERS;  programs : name of the executable -> the program to build
     """
     sanitizer = SANITIZERS[name]
     prefix, flags = skip_without(sanitizer, directory), flags_of(sanitizer)

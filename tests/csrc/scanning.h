@@ -1,12 +1,12 @@
-/* Takes everything that a scan finds. */
+/* Runs a scan to its end. */
 #pragma once
 
 #include <time.h>
 
 #include "native.h"
 
-/* Waits until the scan has ended, for some 10 s at most. Returns whether it has ended. *entries
- * gets the number of entries that it has found. */
+/* Waits until the scan has ended, for at most about 10 s. Returns whether it has ended. *entries
+ * gets the number of entries that the scan has found. */
 static int scan_to_end(struct monarch_scan *s, uint64_t *entries) {
     struct timespec pause = {0, 1000000};
     int finished = 0;

@@ -2,10 +2,11 @@
  *
  *   scarce PART DIRECTORY
  *
- * Makes and removes the part, first with the first call for a resource failing, then with the
- * second one failing, and so on, until no call fails any more. Prints how many calls have failed.
- * The exit status is 0 if each time no memory and no descriptor was left, and if the part was never
- * made without memory. A thread of the part may lack some: the other threads then do the work. */
+ * Makes and removes the part again and again. The first time, the first call for a resource fails;
+ * the second time, the second call fails; and so on, until no call fails any more. Prints how many
+ * calls have failed. The exit status is 0 if the part has never left memory or a descriptor behind,
+ * and if it was never made although its maker got no memory. A thread of the part may get no
+ * memory: then the other threads do the work. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -25,10 +26,10 @@
 #include "serving/serving.h"
 #include "simulator/simulator.h"
 
-/* The number of calls before the one that fails (negative: none fails), the calls that have failed,
- * and the pieces of memory in use. Atomic. */
+/* left: the number of calls before the one that fails (negative: none fails); failed: the number of
+ * calls that have failed; live: the pieces of memory in use. Atomic. */
 static long left, failed, live;
-static long failed_memory; /* how often the thread that makes the part got no memory */
+static long failed_memory; /* how often the thread that makes the part has got no memory */
 static __thread int is_maker;
 static long turn; /* which call fails */
 
@@ -48,7 +49,7 @@ static void *counted(void *made) {
     return made;
 }
 
-/* NAME(arguments) fails in its turn. */
+/* The call NAME(arguments) fails when its turn comes. */
 #define SCARCE(result, name, error, lack, count, declared, passed) \
     result __real_##name declared;                                 \
     result __wrap_##name declared;                                 \
@@ -167,11 +168,11 @@ static int simulator(const char *directory) {
     return s != NULL;
 }
 
-/* A scan that lacks memory on its way has found everything, or has counted an error. */
+/* A scan that lacks memory must find everything, or must count an error. */
 static int scan(const char *directory) {
     uint32_t doorbell = 0;
     uint64_t entries = 0;
-    static uint64_t whole; /* the first scan lacks nothing */
+    static uint64_t whole; /* the number of entries; the first scan lacks nothing */
     int error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &doorbell);
     if (s && !scan_to_end(s, &entries))
@@ -202,7 +203,7 @@ int main(int argc, char **argv) {
         part++;
     if (part == sizeof parts / sizeof *parts || !clients || !fills || !monarch_mac_is_there())
         return 2;
-    if (!parts[part].make(argv[2])) /* this also loads what is loaded once */
+    if (!parts[part].make(argv[2])) /* also loads what stays loaded */
         wrong("it is not made");
     for (int has_failed = 1; has_failed; turn++) {
         long before = failed, memory_before = failed_memory, live_before = live;

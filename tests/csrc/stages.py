@@ -75,7 +75,7 @@ SOME = [
     "proc_open_trunc",
 ]
 # A selection from SOME: one operation for each way in which the library learns of a change. Every
-# run tries these in every state.
+# test run tries these operations in every state.
 FEW = [
     "wronly",
     "rdonly_trunc",
@@ -163,12 +163,12 @@ class Stage:
             for tree in (backing, backing / "plain"):
                 plant(tree / "source" / name, tree / "outside" / name)
         self._slow: SlowSource | None = None
-        self.root = backing  # is on the same file system as the tier
+        self.root = backing  # on the same file system as the tier
         if state == "filling":
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
-                # keep_pages: otherwise, an open would wait in the kernel for the pages that a fill
+                # Without keep_pages, an open would wait in the kernel for the pages that a fill
                 # reads.
                 SlowSource(backing, self.root, binary=slowsource, attr_timeout=0.0, keep_pages=True)
             )
@@ -250,7 +250,8 @@ class Stage:
 
     def look(self, *operations: str, preload: bool, plain: bool = False) -> dict[str, Seen]:
         """Returns operation -> what a program sees in the operation's directories. With the
-        library, one program reads all directories; without it, the test's own process does."""
+        library, one program reads all directories. Without it, the test's own process reads them.
+        """
         top = self.root / "plain" if plain else self.root
         places = [top / kind / op for op in operations for kind in ("source", "outside")]
         if preload:
@@ -296,8 +297,9 @@ class Stage:
 
     @cached_property
     def copies_after_operations(self) -> dict[str, tuple[str, int, int, list[str]]]:
-        """`read_copies` after all operations, while the daemon is still stopped. `thaw` stores this
-        before the daemon goes on, because pytest-xdist may run a test that needs it later."""
+        """Returns `read_copies` after all operations, while the daemon is still stopped. `thaw`
+        stores the result before the daemon goes on, because pytest-xdist may run a test that needs
+        it later."""
         for operation in self.operations:
             self.do(operation)
         return self.read_copies()
@@ -311,7 +313,8 @@ class Stage:
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
-        # This is repeated, because the daemon may lose a client's hint about an unlisted file.
+        # Orders are given several times, because the daemon may lose a client's hint about an
+        # unlisted file.
         for _ in range(3):
             self.session.want_all()
             self._wait_quiet()

@@ -18,7 +18,7 @@
 
 #define DIRECTORIES 40
 #define PATH_BYTES 512
-#define LARGEST (3 << 19) /* more than the engine copies at once [bytes] */
+#define LARGEST (3 << 19) /* more bytes than the engine copies at once */
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const char *format, ...) {
     char line[1024] = "stress: ";
@@ -70,8 +70,8 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
     }
 }
 
-/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. In a loop
- * over the bytes, the sanitizer's checks would take most of the program's time. */
+/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. With a
+ * loop over the bytes, its checks would take most of the program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];

@@ -6,7 +6,7 @@
  * TIER: a directory on a file system that is too small for all files;  ROUNDS: number of rounds,
  * each with a new engine;  GRANTS: number of grants in a round
  *
- * main() plays the daemon's only thread. It and the engine's threads write the catalog, which is
+ * main() acts as the daemon's only thread. It and the engine's threads write the catalog, which is
  * moved to other memory meanwhile. */
 #include <dirent.h>
 #include <errno.h>
@@ -30,7 +30,8 @@
 
 static const char *root_path;
 static int grants, root, copies, over, moving_over, waiting_over, handovers[2];
-/* atomic, for the threads that look files up; earlier catalogs stay allocated */
+/* catalog: atomic, because other threads look files up; catalogs that were replaced stay allocated
+ */
 static struct monarch_catalog *catalog;
 static struct monarch_catalog *all[CATALOGS];
 static struct monarch_writer *writer;
@@ -40,7 +41,7 @@ static struct monarch_fills *fills;
 static struct monarch_engine *engine;
 static uint64_t next_copy = 1, found_present, published, granted, handed, unmet, rng = 20220822,
                 seen_status[MONARCH_ABANDONED + 1];
-static int64_t damaged = -1; /* atomic: the entry whose copy main() damages */
+static int64_t damaged = -1; /* atomic: the entry whose copy main() damages; -1: none */
 
 /* --- the catalog ------------------------------------------------------------------------------ */
 
@@ -165,7 +166,7 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
     /* Once this copy is dropped, another copy may get its inode number. So the owner is checked
-     * only if the copy was still there after the lookup. */
+     * only if the entry still had this copy after the lookup. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);
@@ -195,7 +196,7 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
     else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
         monarch_set_bit(&clients->wanted, id);
     /* Files that change are looked up too. Their attributes are not checked, because this thread
-     * does not know the right ones. */
+     * cannot know the right ones. */
     snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
     monarch_resolve(&control, c, clients, "/", odd, 1, &place);
     CHECK(place.entry != id);
@@ -242,8 +243,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether the entry's word is set to another copy number than that of the order for the
- * entry. This is so for one entry in 16. */
+/* Returns whether this is an entry whose word is set to a copy number other than that of its order.
+ * One entry in 16 is such an entry. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -446,8 +447,8 @@ static void take_placed(const struct monarch_placed *placed, uint64_t n) {
     granted += n;
 }
 
-/* Hands over a descriptor of file `of`, and says that it is one of file `id`, which may be another
- * file. Returns whether the descriptor was sent. */
+/* Hands over a descriptor of file `of`, but says that it is a descriptor of file `id`. The two may
+ * be different files. Returns whether the descriptor was sent. */
 static int send_file(uint64_t id, uint64_t of) {
     const struct monarch_catalog *c = __atomic_load_n(&catalog, __ATOMIC_ACQUIRE);
     struct monarch_handover what = {.id = id};
@@ -465,7 +466,7 @@ static int send_file(uint64_t id, uint64_t of) {
     int fd = e->source == NO_SOURCE ? -1 : openat(root, monarch_pool(c, e->path), O_RDONLY);
     if (fd < 0)
         return 0;
-    if (id == of && id % 4 == 0) { /* as a file that the catalog does not list: with its path */
+    if (id == of && id % 4 == 0) { /* with its path, as if not in the catalog */
         what.id = monarch_unmet(e->ino);
         what.path_len = e->path_len;
         memcpy(what.path, monarch_pool(c, e->path), e->path_len + 1u);
@@ -504,8 +505,8 @@ static int is_enough(void) {
 }
 
 /* Lets the engine order fills under grants. During a grant, only the engine changes the words of
- * entries, but this test goes on moving the catalog to other memory. Gives at least `grants`
- * grants. Gives more if these grants led to too few fills, for example on a busy machine. */
+ * entries, but the catalog is still moved to other memory. Gives at least `grants` grants, and more
+ * if these lead to too few fills, for example on a busy machine. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];
@@ -516,7 +517,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results, so that none is about a copy that is dropped next */
+        finish(-1); /* takes all results, so that no result is about a copy dropped next */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);
@@ -552,9 +553,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Writes two thirds of the files into a pack. Before each file there is a gap, as there is a header
- * in a tar archive. Every fifth member has a wrong time, so the engine must not use this member.
- * Returns the number of members. */
+/* Writes two thirds of the files into a pack. Each file follows a gap, like the header in a tar
+ * archive. Every fifth member has a wrong time, so the engine must not use this member. Returns the
+ * number of members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;
@@ -643,7 +644,7 @@ static void work_round(void) {
         if (is_in(id, MONARCH_PRESENT) && (id + next_copy) % 3 != 0)
             drop(id);
     fill_all();
-    CHECK(ftruncate(pack, 5) == 0); /* truncates the pack while it is read */
+    CHECK(ftruncate(pack, 5) == 0); /* the pack becomes shorter while it is read */
     ask_about_all(MONARCH_CHECK);
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
     wait_for(&seen);

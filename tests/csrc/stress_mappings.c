@@ -1,6 +1,6 @@
 /* Threads and forked children map files of known content, read the mappings, and unmap or change
  * parts of the mappings, while the files' copies come and go. They compare every word with the
- * expected one, including words of memory that has replaced a part of a mapping.
+ * expected word, also in memory that has replaced a part of a mapping.
  *
  *   make DIRECTORY                     makes the files
  *   stress DIRECTORY SECONDS SEED      prints what was done, or the first error */
@@ -33,13 +33,13 @@
 #define WORDS (PAGE / 8)
 #define THREADS 4
 #define MOST_MOVED 64UL
-#define NOTHING UINT32_MAX /* this thread has not mapped the page, and never accesses it */
+#define NOTHING UINT32_MAX /* the thread has not mapped this page, and never accesses it */
 
-/* The expected content of a page: page `page` of file `of`, or, if `of` is FILES, known words in
- * anonymous memory. */
+/* The expected content of a page of memory: page `page` of file `of`. If `of` is FILES, the page is
+ * anonymous memory with known words. */
 struct page {
     uint32_t of, page;
-    /* 1 + the index of the word that was set to 0 in a private mapping; 0: none */
+    /* 1 + the index of the word that this thread has set to 0 in a private mapping; 0: none */
     uint32_t written;
 };
 
@@ -166,7 +166,7 @@ static int is_all_of_files(const struct region *r, uint64_t first, uint64_t n) {
 static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     if (!is_all_of_files(r, first, n) || mprotect(at, n * PAGE, PROT_READ | PROT_WRITE) != 0)
-        return; /* the mapping is shared, and its file is open for reading only */
+        return; /* a shared mapping of a file that is open for reading only */
     for (uint64_t i = first; i < first + n; i++) {
         uint64_t w = below(seed, FILE_BYTES % PAGE / 8);
         ((uint64_t *)(r->base + i * PAGE))[w] = 0;
@@ -176,11 +176,11 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Moves up to MOST_MOVED pages with mremap. Either they go to reserved memory, where they are
+/* Moves up to MOST_MOVED pages with mremap. Either the pages go to reserved memory, where they are
  * checked and unmapped, or they replace the region's own pages before them. Then maps known memory
- * at the old place of the pages, by a call that the library does not see. So the library learns
- * only from the mremap that its mapping at the old place has ended. The pages are moved one by one,
- * because one mremap may not cover several mappings. */
+ * at the pages' old place, by a call that the library does not see. So only the mremap shows the
+ * library that its mapping at the old place has ended. The pages are moved one by one, because one
+ * mremap may not cover several mappings. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;

@@ -6,8 +6,8 @@
  *                            reads until standard input ends. Files from KNOWN to MOST may be
  *                            missing. After each file, a thread pauses for PAUSE_US. Standard
  *                            output must be a file; it holds the number of files read so far.
- *   once ROOT KNOWN FD K     what a child runs after its exec; it has inherited FD, a descriptor of
- *                            file K
+ *   once ROOT KNOWN FD K     run by a child after its exec; the child has inherited FD, a
+ *                            descriptor of file K
  */
 #include <poll.h>
 #include <pthread.h>
@@ -104,10 +104,9 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* Unmaps the whole last page. If a part of it were left out, ThreadSanitizer would still
-     * remember the accesses to this part. If the library later mapped other memory there, by a call
-     * that ThreadSanitizer does not see, ThreadSanitizer would mistake the old accesses for
-     * accesses to the new memory. */
+    /* Unmaps the whole last page. ThreadSanitizer would remember accesses to a part that is left
+     * out. If the library later mapped other memory there, by a call that ThreadSanitizer does not
+     * see, ThreadSanitizer would mistake the old accesses for accesses to the new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
@@ -232,7 +231,7 @@ static void *look_at_files(void *number) {
             same_file(k, &st);
         else
             CHECK(may_be_missing(k));
-        /* After these calls, the library must find out again where relative paths start. */
+        /* After a chdir or fchdir, the library must find out again where relative paths start. */
         if (below(&rng, 16) == 0)
             CHECK((below(&rng, 2) ? chdir(root) : fchdir(root_fd)) == 0);
         if (pause_us)
@@ -274,8 +273,8 @@ static void change(const char *path, unsigned i, unsigned version, uint64_t *rng
     CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
 }
 
-/* Renames the directory of the program's own files, and at once renames it back. Even so, all files
- * in it count as changed afterwards. */
+/* Renames the directory of the program's own files, and renames it back at once. Nevertheless, all
+ * files in the directory count as changed afterwards. */
 static void move_own_files(void) {
     char path[PATH_BYTES], other[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s/own", root) < PATH_BYTES);
@@ -316,8 +315,9 @@ static void ends_well(pid_t child) {
         die("a child ended with status %#x", (unsigned)status);
 }
 
-/* Uses no streams, because streams allocate memory: another thread of the parent, which the child
- * does not have, may have held a lock of the allocator at the fork. */
+/* Uses no streams, because streams allocate memory. At the fork, another thread of the parent may
+ * have held a lock of the allocator. This thread does not exist in the child, so the lock is never
+ * released. */
 static void in_child(int fd, unsigned k, uint64_t at, uint64_t *rng) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_on(fd, k, at, rng);
@@ -387,9 +387,9 @@ static int loop(void) {
 static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Checks only the bytes of FD, and not its attributes: FD may be of a copy made by a daemon
-     * that this process does not know, and then the library cannot tell of which file it is a copy.
-     */
+    /* Checks only the bytes of FD, and not its attributes. FD may be a descriptor of a copy that
+     * was made by a daemon unknown to this process. Then the library cannot find out which file the
+     * copy is of. */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

@@ -4,10 +4,10 @@
  *
  *   paths ROOT SEED      makes a tree at ROOT, and resolves odd paths in it as the kernel does
  *   hashes ROOT SEED     hashes blocks of all sizes, whole and in pieces
- *   headers ROOT SEED    judges damaged headers, and counts those that are accepted as sound
+ *   headers ROOT SEED    checks damaged headers, and counts those that are accepted as sound
  *   lookups ROOT SEED    looks files up in damaged catalogs that were accepted as sound */
 
-/* The file is included, because its functions that judge a segment are static. */
+/* segments.c is included here, because its functions that check a segment are static. */
 #include "preload/session/segments.c"
 
 #include "native.h"
@@ -25,7 +25,7 @@ static struct monarch_catalog *catalog;
 
 static uint64_t any(uint64_t n) { return below(&rng, n); }
 
-/* Returns a random number. Most are of kinds that often reveal errors: small numbers, and powers of
+/* Returns a random number. Most of these numbers often reveal errors: small numbers, and powers of
  * two and their neighbours. */
 static uint64_t any_number(void) {
     switch (any(5)) {
@@ -162,8 +162,8 @@ static uint64_t paths(void) {
         monarch_resolve(&control_of_root, catalog, clients, "/", path, follow, place);
         check_place(place, path, follow);
         found += place->entry >= 0;
-        /* Resolves the same path relative to the root. The working directory is passed in `place`,
-         * which also gets the result: the library does the same. */
+        /* Resolves the same path relative to the root. As in the library, `place` holds the working
+         * directory before the call and the result after it. */
         size_t top = strlen(root_path);
         if (strncmp(path, root_path, top) == 0 && path[top]) {
             memcpy(place->path, root_path, top + 1);

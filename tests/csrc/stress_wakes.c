@@ -6,7 +6,7 @@
  * ROUNDS: rounds of work for several threads;  PINGS: orders for a single thread, one after the
  * other
  *
- * main() plays the daemon, and the reader that demands units. */
+ * main() acts as the daemon, and as the reader that demands units. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -22,9 +22,9 @@
 #define FILES 320
 #define BLOCK (64 * 1024)
 #define THREADS 5
-#define PEERS 4 /* there are as many threads for peers; one peer gets at most SHARE of these */
+#define PEERS 4 /* also the number of threads for peers; one peer gets at most SHARE of them */
 #define SHARE 3
-/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for that time, a fill that no
+/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for so long, a fill that no
  * reader waits for may wait for a peer that is still starting. */
 #define LIMIT_MS 30000
 #define RANKS 4 /* number of ranks that readers have; rank 0 stands for no rank */
@@ -39,8 +39,8 @@ static struct monarch_engine *engine;
 static uint64_t ids[FILES], next_copy = 1, last_sum, rng, demanded, read_ahead;
 static unsigned paging; /* number of PAGE_IN orders that have no result yet */
 
-/* The peers cannot be reached, and a thread that tries to reach one waits until the gate is open.
- * waiting: by peer, the number of threads that wait. */
+/* The peers cannot be reached. A thread that tries to reach a peer waits until the gate is open.
+ * waiting: for each peer, the number of threads that wait. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opens = PTHREAD_COND_INITIALIZER, comes = PTHREAD_COND_INITIALIZER;
 static int is_open = 1, waiting[PEERS];
@@ -221,8 +221,8 @@ static void work_round(int number) {
     drop_all();
 }
 
-/* Submits `count` fills in one call, which wakes threads only once. Fill number i, counted from 0,
- * asks the peer with the number `peer` + i * `step`. */
+/* Submits `count` fills in one call, which wakes threads only once. Fill i, counted from 0, asks
+ * peer number `peer` + i * `step`. */
 static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t step) {
     uint64_t some[2 * PEERS], numbers[2 * PEERS];
     uint32_t tiers[2 * PEERS] = {0};
@@ -247,7 +247,8 @@ static void shut(void) {
     pthread_mutex_unlock(&gate);
 }
 
-/* Waits until `threads` threads are held up at the `peers` peers from `first` on. */
+/* Waits until `threads` threads in total are held up at the peers `first` to `first` + `peers` - 1.
+ */
 static void await(int first, int peers, int threads) {
     struct timespec limit;
     clock_gettime(CLOCK_REALTIME, &limit);
@@ -283,7 +284,7 @@ static void all_at_once(void) {
     drop_all();
 }
 
-/* One peer gets no more than its share of the threads, so that one is left for the next peer. */
+/* One peer gets no more than its share of the threads, so a thread is left for another peer. */
 static void crowd(void) {
     shut();
     order_at_once(8, 2 * PEERS, 0, 0);
@@ -313,8 +314,8 @@ static void narrow(void) {
     drop_all();
 }
 
-/* Gives a single thread one order after the other. Each order comes soon after the thread has done
- * the order before, while the thread looks for work or falls asleep. */
+/* Gives a single thread one order after another. Each order comes soon after the thread has done
+ * the previous order, while the thread looks for work or falls asleep. */
 static void ping_pong(int pings) {
     struct monarch_result r;
     uint32_t tier = 0;
@@ -375,7 +376,7 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine, 60000); /* while orders still wait for a thread for their peer */
+    monarch_engine_stop(engine, 60000); /* orders still wait for a thread for their peer */
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);

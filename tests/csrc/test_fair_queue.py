@@ -1,5 +1,5 @@
 """Tests the order in which waiting readers are served. Ranks are served in proportion to their
-shares, no reader starves, and some reader is served as long as any reader waits."""
+shares. No reader starves. As long as any reader waits, a reader is served."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Shares = dict[int, int]
 def serve(
     shares: Shares, ranks: Sequence[int], places: Sequence[int], since: Sequence[int], rounds: int
 ) -> list[int]:
-    """Returns which reader each round serves, or NOBODY if none waits. A reader that was served
-    waits again at once.
+    """Returns the reader that each round serves, or NOBODY if no reader waits. A reader that was
+    served waits again at once.
 
-    ranks, places : the rank of each reader, and the slot in which it waits;  since : the first
-    round in which it waits
+    ranks, places, since : for each reader, its rank, the slot in which it waits, and the first
+        round in which it waits
     """
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())
@@ -78,10 +78,10 @@ def test_as_long_as_somebody_waits_somebody_is_served(
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
     """Every reader is served again within a bounded number of rounds.
 
-    The bound follows from three facts. Between two turns of a rank, another rank gets at most as
-    many turns as the ratio of the two shares, and one turn that it had begun. The readers of a rank
-    are served one after the other. When the search passes all slots once, each reader without a
-    rank is served once, and the other turns go to ranks.
+    The bound follows from three facts. Between two turns of a rank, another rank gets at most
+    `ratio of the two shares` + 1 turns. The readers of a rank are served one after the other. When
+    the search passes all slots once, it serves each reader without a rank once; the other turns go
+    to ranks.
     """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)
@@ -104,8 +104,8 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
 def test_ranks_are_served_in_proportion(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """Of two ranks that wait all the time, neither is ever ahead of the other by more than one turn
-    of each. A turn counts as 1 / share of its rank (Goyal et al., 1996, theorem 1)."""
+    """Two ranks wait all the time. If a turn counts as 1 / share of its rank, neither rank is ever
+    ahead of the other by more than one turn of each rank (Goyal et al., 1996, theorem 1)."""
     shares, ranks, _, _ = case
     served = serve(*case, rounds=600)
     done: Counter[int] = Counter()
@@ -123,8 +123,8 @@ def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
     shares, ranks, places, since = case
-    # All readers wait from the first round on. If some came later, the two searches could be at
-    # different slots by then.
+    # All readers wait from the first round on. If some readers came later, the searches with and
+    # without ranks could be at different slots by then.
     with_ranks = serve(shares, ranks, places, [0] * len(since), rounds=300)
     without = serve({}, ranks, places, [0] * len(since), rounds=300)
     for here, there in zip(with_ranks, without, strict=True):
@@ -151,8 +151,8 @@ def test_one_rank_alone_is_served_as_none(
 def test_everybody_is_met_where_nobody_can_be_served(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """The search meets every waiting reader before it ends, because a thread that finds no work
-    goes to sleep."""
+    """If no reader can be served, the search looks at every waiting reader before it ends. The
+    thread that searches then goes to sleep, so it must not miss a reader."""
     shares, ranks, places, _ = case
     share = np.zeros(RANKS, dtype=np.uint32)
     share[list(shares)] = list(shares.values())

@@ -23,7 +23,7 @@ TOUCHES = re.compile(
     "|spawn|mount|root|chdir|unshare|setns|clone|swapo|acct|utx|pututline|^login|^logwtmp|fork|exec|capset"
     "|fallocate|write|handle|shm_|^syslog|^daemon$|^logout$"
 )
-# Functions that TOUCHES matches, but that touch no file by its name.
+# Functions that TOUCHES matches, but that do not use a file by its name.
 NO_FILES = re.compile(
     "^(pthread|posix_spawnattr|clnt|auth|svc|xdr|sem_|mq_|epoll|timer|timerfd|eventfd|tss|thrd|hcreate"
     "|sig|argz|__rpc|__mq|__pthread|mutex)|^(regexec|re_exec|rexec|rexec_af|_IO_un_link|_IO_link_in"
@@ -36,28 +36,28 @@ REASONS = {
     " _IO_fwrite _IO_wdo_write __pwrite64 __write aio_write aio_write64 fallocate fallocate64"
     " ftruncate ftruncate64 fwrite fwrite_unlocked posix_fallocate posix_fallocate64 pwrite"
     " pwrite64 pwritev pwritev2 pwritev64 pwritev64v2 write writev",
-    "the program that is started has the library, too": "_IO_popen popen execl execle execlp execv"
-    " execve execveat execvp execvpe fexecve",
-    "a child that has the library; what it opens is its own": "__vfork vfork",
-    "lists the source, with nothing of a copy": "fdopendir fts_open fts64_open",
-    "asks, of the link itself, which has no copy": "lgetxattr llistxattr",
-    "the list of actions is read when a child is spawned": "posix_spawn_file_actions_addchdir_np"
+    "the program that it starts is under the library, too": "_IO_popen popen execl execle execlp"
+    " execv execve execveat execvp execvpe fexecve",
+    "the child is under the library, and opens files for itself": "__vfork vfork",
+    "it lists the directory of the source, and opens no copy": "fdopendir fts_open fts64_open",
+    "it reads attributes of the link itself, which has no copy": "lgetxattr llistxattr",
+    "the library reads the list of actions at posix_spawn": "posix_spawn_file_actions_addchdir_np"
     " posix_spawn_file_actions_addclose posix_spawn_file_actions_addclosefrom_np"
     " posix_spawn_file_actions_adddup2 posix_spawn_file_actions_addfchdir_np"
     " posix_spawn_file_actions_addtcsetpgrp_np posix_spawn_file_actions_destroy"
     " posix_spawn_file_actions_init",
-    "works below a stream of libc, which was opened by a call that we see": "_IO_file_fopen"
+    "libc calls it for a stream that was opened by an interposed call": "_IO_file_fopen"
     " _IO_file_open",
-    "names lie in /dev/shm itself, which is no source": "shm_open shm_unlink",
-    "the file has no name, or loses it at once": "tmpfile tmpfile64",
+    "the names lie in /dev/shm itself, which is not a source": "shm_open shm_unlink",
+    "the file has no name, or its name is removed at once": "tmpfile tmpfile64",
     "opens a terminal or the system's log": "daemon forkpty login_tty openpty posix_openpt openlog"
     " syslog",
     "writes the system's records of users": "login logout logwtmp pututline pututxline updwtmp"
     " updwtmpx endutxent getutxent getutxid getutxline setutxent getutmpx"
     " utmpxname getutmp utmpname",
-    "an administrator's, for the whole machine": "acct swapon swapoff pivot_root",
-    "mounts for all processes: none of them is told, see Known differences": "fsmount fsopen mount"
-    " mount_setattr move_mount open_tree umount umount2",
+    "an administrator calls it for the whole machine": "acct swapon swapoff pivot_root",
+    "it mounts for all processes, unnoticed by the library: see Known differences": "fsmount fsopen"
+    " mount mount_setattr move_mount open_tree umount umount2",
 }
 
 
@@ -86,8 +86,8 @@ def libc() -> Path:
 
 
 def test_this_libc_has_nothing_that_nobody_has_looked_at() -> None:
-    """Every function of this machine's libc is listed. If a newer libc has more functions, add them
-    to the list, and look at the next test."""
+    """glibc/functions.txt lists every function of this machine's libc. If a newer libc has more
+    functions, add them to the list, and look at the next test."""
     assert exported(libc()) - set(words()) == set()
 
 
@@ -96,7 +96,7 @@ def test_every_function_that_touches_files_is_interposed_or_has_a_reason() -> No
     reasons = {name for names in REASONS.values() for name in names.split()}
     ours = exported(LIBRARY)
     assert touching - ours - reasons == set()
-    # REASONS lists no function without need.
+    # REASONS lists no interposed function, and no function outside `touching`.
     assert reasons & ours == set()
     assert reasons - touching == set()
 

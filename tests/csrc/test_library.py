@@ -25,7 +25,8 @@ def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
 
 
 def twins() -> dict[str, str]:
-    """Returns second name -> function, from the lines TWIN(...) in preload/calls."""
+    """Returns the second name of a function -> the function, from the lines TWIN(...) in
+    preload/calls."""
     files = sorted((CSRC / "preload/calls").glob("*.c"))
     return dict(
         twin
@@ -50,7 +51,7 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
     assert {name: at[name] for name in of} == {name: at[of[name]] for name in of}
 
 
-# Only with --long, because test_layers.py compiles each file with warnings in every run.
+# This test runs only with --long. In every run, test_layers.py compiles each file with warnings.
 @pytest.mark.long
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:

@@ -24,7 +24,7 @@ SLOTS = 3
 
 
 class Slot(NamedTuple):
-    state: str  # WAITING or REPLACING; None in the table stands for FREE
+    state: str  # WAITING or REPLACING; a free slot is None in the table
     number: int
     begin: int
     end: int
@@ -36,7 +36,7 @@ class Thread(NamedTuple):
     script: tuple[tuple[str, int], ...]
     at: str = "next"
     op: tuple[str, int] = ("", 0)
-    # in the thread's registers, between [carve] and [put]
+    # Between [carve] and [put], the thread keeps these ranges in registers.
     pieces: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -44,9 +44,9 @@ class State(NamedTuple):
     memory: str
     slots: tuple[Slot | None, ...]
     threads: tuple[Thread, ...]
-    # the step of the helper, the thread that replaces mappings; None: there is none
+    # The step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
-    seen: Slot | None = None  # the slot as the helper has seen it
+    seen: Slot | None = None  # the slot as the helper read it
     place: int = 0  # the index of that slot
     done: str = ""
     entry: str = "FILLING"
@@ -54,7 +54,7 @@ class State(NamedTuple):
     numbers: int = 1
     waiting: int = 1
     given_up: bool = False
-    # The page that a fork clears in the child.
+    # The fields from here to `forking` are in the page that a fork clears in the child.
     lock: str | None = None
     adopted: bool = True  # whether `pid` is not 0
     has_helper: bool = True
@@ -68,11 +68,11 @@ class State(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The errors that can be planted."""
+    """Errors that the tests plant in the model."""
 
     no_lock: bool = False
     no_check: bool = False
-    no_wait: bool = False  # a call goes on while its range is being replaced
+    no_wait: bool = False  # a call does not wait while its range is being replaced
     no_number: bool = False
     no_adopt: bool = False
     no_second_look: bool = False  # [given_up] is not checked a second time
@@ -100,7 +100,7 @@ def with_slot(s: State, place: int, slot: Slot | None) -> tuple[Slot | None, ...
 
 
 def put(s: State, slot: Slot) -> State:
-    """Puts the slot into the first free place. If there is none, the mapping stays on the
+    """Puts the slot into the first free place. If no place is free, the mapping stays on the
     source."""
     for place, old in enumerate(s.slots):
         if old is None:
@@ -114,9 +114,9 @@ def recount(s: State) -> State:
 
 
 def locked(s: State, who: str, broken: Broken) -> Iterator[State]:
-    """[lock] Takes the lock. If another thread holds the lock, the process gives the lock up, as
-    the library does when its bounded wait has ended. Yields nothing if the lock was given up
-    before."""
+    """[lock] Takes the lock. If another thread holds the lock, the process gives up the use of the
+    lock for good, as the library does when its bounded wait ends. Yields nothing if the process has
+    given it up before."""
     if s.given_up:
         return
     if s.lock is None or broken.no_lock:
@@ -136,7 +136,7 @@ def unlock(s: State) -> State:
     return s._replace(lock=None)
 
 
-# steps of the helper at which it has the copy open
+# the steps at which the helper has the copy open
 OPEN = {"take", "mark", "taken", "check", "map", "release", "recount"}
 
 # --- the threads of the program ---------------------------------------------------------------
@@ -168,8 +168,8 @@ def carved(s: State, page: int, op: str) -> State:
 
 
 def pieces_of(old: Slot | None, page: int) -> tuple[tuple[int, int, int], ...]:
-    """Returns the ranges of the old slot before and after the page, which go to slots of their own:
-    (begin, end, advice)."""
+    """Returns the parts of the old slot's range before and after the page, as (begin, end, advice).
+    Each part gets a slot of its own."""
     if old is None:
         return ()
     sides = ((old.begin, page, old.advice), (page + 1, old.end, old.advice))
@@ -234,7 +234,7 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
         yield "act", to(acted(s, op, page), "add_lock" if op == "map" else "next")
     elif t.at == "add_lock":
         for fresh in locked(s, t.name, broken):
-            # the child of a vfork has no helper, which would promote the mapping
+            # The child of a vfork has no helper, so nothing would promote the mapping.
             if not fresh.given_up and t.name == "V":
                 yield "lock", to(unlock(fresh), "next")
             else:
@@ -338,7 +338,7 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
             yield "judge", s._replace(helper="drop")
         elif s.entry == "PRESENT":
             yield "judge", s._replace(helper="open", opened=True)
-        else:  # FILLING: the helper sleeps, and looks again later
+        else:  # FILLING: the helper sleeps and looks again later
             yield "judge", s._replace(helper="leave", seen=None)
     elif at == "drop":
         for fresh in locked(s, "H", broken):
@@ -350,7 +350,8 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
     elif at == "open":
         if s.forking:
             yield "open", s._replace(helper="close")
-            # The helper does not wait for ever, because a handler may have jumped out of the fork.
+            # The helper waits only for a bounded time, because a signal handler may have jumped out
+            # of the fork.
             yield "expired", s._replace(helper="take", disturbed=True)
         else:
             yield "open", s._replace(helper="take")
@@ -407,8 +408,8 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
 
 
 def around(s: State) -> Iterator[Step]:
-    """Yields the steps from outside: the fill ends, or another mapping gets a page that is not
-    mapped."""
+    """Yields the steps that no thread of the process makes: the fill ends, or another mapping gets
+    a page that is not mapped."""
     if s.entry == "FILLING":
         yield "filled", s._replace(entry="PRESENT")
         yield "bypass", s._replace(entry="BYPASS", disturbed=True)
@@ -456,9 +457,9 @@ def judge_end(s: State, raw: bool) -> str | None:
 
 
 def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = False) -> int:
-    """Visits all states, and returns their number. Raises WrongError if one is wrong.
+    """Visits all states, and returns their number. Raises WrongError if an invariant does not hold.
 
-    scripts : (thread, "call page, call page")
+    scripts : for each thread, its name and its calls: (thread, "call page, call page")
     """
     threads = tuple(
         Thread(name, tuple((w.split()[0], int(w.split()[1])) for w in words.split(", ")))
@@ -494,8 +495,7 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
                 raise wrong(what, s)
         elif not found:
             raise wrong("it hangs", s)
-    # From every state, an end must be reachable. Otherwise, some thread would wait for something
-    # that never happens.
+    # An end must be reachable from every state. Otherwise, some thread would wait forever.
     reached, queue = set(ends), deque(ends)
     while queue:
         for earlier in before.get(queue.popleft(), []):
@@ -510,12 +510,12 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
 # --- what holds ----------------------------------------------------------------------------------
 
 CALLS = ["munmap 0", "munmap 1", "fixed 0", "write 1", "remap 0", "advise 1", "map 0"]
-# One call of each kind: the first frees a slot, the second splits a slot, and the third adds a
-# slot. The other calls take the same steps as the first.
+# The first of these calls frees a slot, the second splits a slot, and the third adds a slot. All
+# other calls take the same steps as the first one.
 DIFFERENT = ["munmap 0", "advise 1", "map 0"]
 
 
-# The threads are alike, so the same calls with the threads exchanged lead to the same states.
+# The threads are alike, so exchanging the calls of two threads leads to the same states.
 @pytest.mark.parametrize("first", draws.cases(CALLS, short=["munmap 0", "map 0"]))
 def test_two_threads_change_the_two_pages(first: str) -> None:
     page = first[-1]
@@ -539,8 +539,8 @@ def test_forks_at_any_point(kind: str, after: str) -> None:
 
 @pytest.mark.parametrize("call_", draws.cases(CALLS, short=DIFFERENT))
 def test_the_child_of_a_vfork_is_killed_at_any_point(call_: str) -> None:
-    """If the child of a vfork is killed, maybe while it has the lock, no thread waits for ever, and
-    no wrong page is replaced."""
+    """If the child of a vfork is killed, perhaps while it has the lock, no thread waits forever,
+    and no wrong page is replaced."""
     other = "munmap 1" if call_.endswith("0") else "munmap 0"
     assert explore(("V", call_), ("A", other)) > 1000
 
@@ -588,6 +588,6 @@ def test_a_planted_error_is_found(
 
 def test_what_remains() -> None:
     """A raw munmap between the check and the replacement still leads to a wrong replacement. This
-    is documented."""
+    race is documented."""
     with pytest.raises(WrongError, match="is replaced"):
         explore(("A", "raw_munmap 0"), broken=Broken(raw_any_time=True))

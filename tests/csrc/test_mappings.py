@@ -1,4 +1,5 @@
-"""Live mappings move to copies that are finished later, and nothing else in memory changes."""
+"""A live mapping of a file moves to the copy when the copy is finished. Nothing else in memory
+changes."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def source(slowsource_binary: Path, tmp_path: Path) -> Iterator[SlowSource]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a library in which an mmap does not wait for the copy, for which it may wait up to a
-    second otherwise."""
+    """Returns a library in which an mmap does not wait for the copy. In the usual library, it may
+    wait for up to a second."""
     library = tmp_path_factory.mktemp("library") / "libmonarch.so"
     return build_preload(library, flags=["-DWHOLE_BYTES=0"])
 
@@ -58,8 +59,8 @@ def session(source: SlowSource, session_factory: Callable[..., Session], library
     return session
 
 
-# Tools of the programs below. `at` is the address of the mapping, and where() tells whether its
-# parts lie on the source, on the copy or on neither.
+# Tools of the programs below. `at` is the address of the mapping, and where() returns
+# for each of its parts whether the part lies on the source, on the copy or on neither.
 TOOLS = """
 import array, contextlib
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
@@ -191,12 +192,12 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-@pytest.mark.long  # torch is loaded three times; the case `writable` below tests such mappings too
+@pytest.mark.long  # loads torch three times; `writable` below tests such mappings in every run
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """A program that maps tensors privately and writable reads right values during a fill, and a
-    later program reads nothing from the source. The library never replaces such mappings."""
+    """A program maps tensors privately and writable, and reads right values during a fill. A later
+    program reads nothing from the source. The library never replaces such mappings."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
@@ -364,9 +365,9 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 
 def test_calls_that_want_one_thread(session: Session) -> None:
-    """unshare of the user namespace succeeds, although the kernel refuses it to a process with
-    several threads. The library ends its thread before the call, so the mapping stays on the
-    source."""
+    """The kernel refuses unshare of the user namespace to a process with several threads. It
+    succeeds under the library nevertheless: the library ends its own thread before the call. So the
+    mapping stays on the source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )
@@ -476,8 +477,8 @@ step(times)
 def test_it_moves_within_50_ms(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """The median time from the end of a fill to the move of the mapping is below 50 ms. It is the
-    median, because the machine may be busy with something else for a while."""
+    """The median time from the end of a fill to the move of the mapping is below 50 ms. Single
+    moves may take longer, because the machine may be busy with something else."""
     paths = [source.mountpoint / f"f{i}" for i in range(7)]
     for path in paths:
         (source.backing / path.name).write_bytes(content(5 * MIB))
@@ -493,8 +494,8 @@ def test_it_moves_within_50_ms(
 def test_threads_and_children_that_map_and_change(
     session_factory: Callable[..., Session], tmp_path: Path, library: Path
 ) -> None:
-    """Threads and children that map files and change the mappings find every word as expected, also
-    in memory that has replaced a part of a mapping."""
+    """Threads and child processes map files and change the mappings. They find every word as
+    expected, also in memory that has replaced a part of a mapping."""
     files = tmp_path / "files"
     files.mkdir()
     built = build_program(tmp_path / "mappings", HERE / "stress_mappings.c", flags=["-pthread"])
@@ -507,7 +508,7 @@ def test_threads_and_children_that_map_and_change(
     ) as process:
         try:
             while process.poll() is None:
-                session.forget()  # all copies are dropped, so that everything is filled again
+                session.forget()  # all copies are dropped, so all files are filled again
                 try:
                     process.wait(0.2)
                 except subprocess.TimeoutExpired:

@@ -104,8 +104,8 @@ class Tree:
         return self.known.find(found[0][len(root) :])
 
     def check(self, path: bytes, base: bytes, follow: bool) -> int:
-        """Resolves the path and returns its entry. If there is one, it must be that of the file
-        that the kernel opens."""
+        """Resolves the path and returns its entry. If an entry is found, it must be the entry of
+        the file that the kernel opens."""
         answer = self.known.resolve(path, base=base, follow=follow)
         if answer.entry >= 0:
             assert answer.entry == self.expected(path, base, follow), (path, base, follow)
@@ -162,8 +162,8 @@ def test_never_another_file(tree: Tree, path: tuple[str, str], base: int, follow
 
 
 def detours(place: Path) -> list[str]:
-    """Returns paths from a directory to itself, through its subdirectories. Each is empty or ends
-    with a slash."""
+    """Returns path prefixes that lead from a directory back to itself, some through its
+    subdirectories. Each prefix is empty or ends with a slash."""
     below = [d.name for d in place.iterdir() if d.is_dir() and not d.is_symlink()]
     return ["", "./", "/", ".//./", *(f"{d}/../" for d in below), *(f"{d}/./..//" for d in below)]
 
@@ -231,7 +231,8 @@ def test_links_inside_lead_to_their_file(tree: Tree, path: str, name: str) -> No
         ),
         *("file_with_slash", "a/f/..", "a/nothing/../f", "to_file/", "to_file/../f", "chain40"),
         *("out", "out_directory/o", "out_and_back", "not_the_source", "a/f/b"),
-        # The source serves these: it is not worth the effort to resolve a `..` after a link.
+        # These paths are left to the source: the effort of resolving a `..` after a link is not
+        # worthwhile.
         *("to_directory/../f", "dots_after_link"),
     ],
 )
@@ -327,8 +328,8 @@ def is_odd(path: str) -> bool:
 
 @given(st.text(alphabet="/.ab", max_size=12), st.integers(0, 40), st.integers(0, 40))
 def test_odd_paths_are_seen(text: str, before: int, behind: int) -> None:
-    """Odd parts of a path are found, also at any place in a longer path, which is searched 16 bytes
-    at a time."""
+    """Empty names, `.` and `..` in a path are found. They are also found at any place in a longer
+    path, although the search takes 16 bytes at a time."""
     from monarch_py.native import lib
 
     for path in (text, before * "a" + text + behind * "b"):

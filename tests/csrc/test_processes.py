@@ -25,7 +25,7 @@ SOURCES = sorted(HERE.glob("processes*.c"))
 # `now` binds symbols when the program starts. Otherwise, the first call of a function would also
 # use stack for the binding, which belongs neither to the call nor to the library.
 FLAGS = ["-pthread", "-Wl,-z,now"]
-# Cases that are started by other cases or by the tests below.
+# Cases that are not run by themselves. Other cases or the tests below start them.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
 CASES = [
     name
@@ -45,8 +45,8 @@ NO_HITS = {
     "no_path",
     "stat_without_rights",
 }
-# In a mount namespace of its own, a process may leave everything to the source, so these cases may
-# have hits or none.
+# In a mount namespace of its own, a process may leave everything to the source. So these cases may
+# get copies or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
 # Cases that also run after their daemon has ended, and with the library switched off.
@@ -60,7 +60,8 @@ def need_root(case: str) -> None:
 
 @pytest.fixture(scope="module")
 def open_place() -> Iterator[Path]:
-    """Makes a directory that any user can reach, unlike pytest's own."""
+    """Makes a directory that any user can reach. The directories of pytest's tmp_path are closed to
+    other users."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-")).resolve()
     place.chmod(0o755)
     yield place
@@ -180,15 +181,15 @@ def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
         return newest_generation(stage.session) > before
 
     before = newest_generation(stage.session)
-    # Clients tell the daemon of unknown files only by hints, and some hints are lost if the daemon
-    # is slow. So the case is repeated.
+    # Clients send the daemon only hints about unknown files. Some hints are lost if the daemon is
+    # slow, so the case is repeated.
     wait_until(has_grown, what="a larger catalog")
 
 
-# How much stack the library may add to what a call itself needs [bytes]. PLAIN_STACK: opens and
-# stats of plain paths, which are common in signal handlers and on small stacks. ONE_PATH_STACK:
-# opens and lookups of paths in any form, which need room for one path. ANY_STACK: any call. A
-# signal's own stack has 8 KiB.
+# How much stack the library may add to the call's own need [bytes]. PLAIN_STACK is for opens and
+# stats of plain paths, which are common in signal handlers and on small stacks. ONE_PATH_STACK is
+# for opens and lookups of paths in any form, which need room for one path. ANY_STACK is for any
+# call. The stack of a signal handler may have only 8 KiB.
 PLAIN_STACK, ONE_PATH_STACK, ANY_STACK = 1280, 5888, 8960
 
 
@@ -211,8 +212,8 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
     assert {call: n for call, n in more.items() if looks.match(call) and n > ONE_PATH_STACK} == {}
 
 
-# At the smallest size, a small program can just start; at the largest, all segments can be mapped
-# too [KiB].
+# Sizes of the address space [KiB]. With the smallest size, a small program can just start. With the
+# largest size, all segments can be mapped too.
 @pytest.mark.parametrize("size", [4550, 5500, 6500, 7500, 10000])
 def test_too_little_address_space_from_the_start(stage: Stage, size: int) -> None:
     if shutil.which("prlimit") is None:

@@ -36,7 +36,8 @@ PROGRAMS = {
         ("mappings", [file for file in PRELOAD if file != "preload/fill/wait.c"], ["-DINSIDE"]),
         ("engine", NATIVE, ()),
         ("wakes", NATIVE, ()),
-        # The program includes segments.c itself, to reach the functions that judge a segment.
+        # The program includes segments.c itself, to reach the static functions that check a
+        # segment.
         (
             "segments",
             sorted({*PRELOAD, *NATIVE} - {"preload/session/segments.c"}),
@@ -89,7 +90,7 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 FILES, NEW_FILES = draws.sized((400, 80), (1500, 150))
 # The readers' pause after each file. Without --long, the pause leaves processor time to the daemon.
 PAUSE_US = draws.sized(1000, 0)
-# how often copies are dropped, and the daemon is killed
+# how often copies are dropped, and how often the daemon is killed
 FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))
 SOME = draws.sized(100, 200)  # number of files that are read before the test goes on
 MAPPING_S = draws.sized(1.0, 3.0)
@@ -256,7 +257,7 @@ def test_no_work_waits_for_a_thread_that_sleeps(built: Built, tmp_path: Path) ->
 # --- paths and damaged segments --------------------------------------------------------------
 
 
-# These programs have one thread, so ThreadSanitizer has nothing to see.
+# These programs have one thread, so ThreadSanitizer has nothing to check.
 @pytest.mark.parametrize("built", ["address"], indirect=True)
 @pytest.mark.parametrize("what", ["paths", "hashes", "headers", "lookups"])
 def test_random_input(built: Built, what: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""The parts of the daemon where memory, threads or descriptors are lacking: each is made or refused
-as a whole, and leaves nothing behind. The daemon can then say what is wrong."""
+"""The parts of the daemon are made while memory, threads or descriptors are lacking. Each part is
+made or refused as a whole, and leaves nothing behind. So the daemon can go on and report the lack.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from csrc.building import HERE, NATIVE, build_program, compile_native
 CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
 
 
-# The parts, and how many calls there are at least that can fail while one is made.
+# The parts of the daemon. For each part, the least number of calls that can fail while the part is
+# made.
 PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan": 5}
 
 

@@ -1,4 +1,4 @@
-"""Reads return the same with the library as without it. They are made by any call, on descriptors
+"""Reads return the same with the library as without it. The tests read by any call, on descriptors
 that are duplicated, inherited, repositioned and closed, while the copy of the file is missing,
 queued, incomplete or complete.
 
@@ -181,8 +181,8 @@ programs = st.tuples(
 ).map(lambda t: [*([("o", BALLAST_SLOT, BALLAST, 0)] if t[0] else []), *t[1], *t[2]])
 
 
-# Operations that random programs may miss: every call on a file of several units. The examples
-# below run them in every state of the file's copy.
+# Every call, on a file of several units. Random programs may miss some of these operations. The
+# examples below run them in every state of the file's copy.
 EVERYTHING: Program = [
     ("r", 0, UNIT + 1),
     ("v", 0, 100, 0, UNIT, 5),
@@ -232,8 +232,8 @@ def test_programs_get_what_they_would_get_without_the_library(
 def test_those_programs_met_copies_in_the_making(
     pair: tuple[Interpreter, Interpreter], session: Session
 ) -> None:
-    """Programs like those of the test before this one read from incomplete copies. So the test
-    before this one does not merely compare the source with itself."""
+    """Programs like those of the previous test read from incomplete copies. So the previous test
+    does not merely compare the source with itself."""
     before = session.totals()
 
     def under_way() -> bool:
@@ -243,9 +243,8 @@ def test_those_programs_met_copies_in_the_making(
     def met() -> bool:
         # The ballast's fill begins before the program opens the file. So the file's fill is queued
         # behind the ballast's, and the copy of the file cannot be complete when the program reads.
-        # If the daemon learned of both files at once, it might fill the other one first. If the
-        # machine stalls meanwhile, both may be filled before the read; then there is another
-        # attempt.
+        # If the daemon learned of both files at once, it might fill the file first. If the machine
+        # stalls, both files may be filled before the read. Then the test tries again.
         session.forget()
         settled: list[object] = []
 
@@ -296,7 +295,7 @@ READERS = [
     for shape in ("1 8", "8 1", "3 3")
     for way in ("read", "readv")
 ]
-# These cases have each value at least once, and each state with threads and with processes.
+# Among these cases is each value of each part, and each state with threads and with processes.
 SOME_READERS = ["cold 1 8 readv", "cold 8 1 read", "queued 1 8 read", "queued 3 3 readv"]
 
 

@@ -12,8 +12,9 @@ from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 # PATH: the size of a path. FRAME: the limit for the frame of one function, which has room for a
 # path and some other variables [bytes].
 PATH, FRAME = 4096, 4700
-# The limit for the stack of each call in CALLS, including the functions that it calls, but not
-# those in SAYS, which print or log [bytes]. The limit is SIGSTKSZ. Two paths alone would fill it.
+# The limit for the stack of each call in CALLS [bytes]. The stack includes the functions that the
+# call uses, but not those in SAYS, which print or log. The limit is SIGSTKSZ. Two paths alone would
+# fill it.
 CHAIN = 8192
 CALLS = (
     *("linkat", "name_to_handle_at", "posix_spawn", "statx"),
@@ -24,8 +25,8 @@ SAYS = {"monarch_warn", "monarch_log_slow"}
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[str, set[str]]]:
-    """Returns the frame sizes of all functions [bytes]. Also returns, for each function, the
-    functions that it calls or passes on as pointers."""
+    """Returns the frame sizes of all functions [bytes], and for each function the functions that it
+    calls or passes on as pointers."""
     place = tmp_path_factory.mktemp("stacks")
     objects = compile_all(place, [CSRC / name for name in PRELOAD], PRELOAD_COMPILED)
     frames: dict[str, int] = {}
@@ -57,8 +58,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dic
 
 
 def function_of(section: str) -> str:
-    """Returns the function whose code the section has. Each function has a section of its own, and
-    maybe another one for code that hardly ever runs."""
+    """Returns the function whose code is in the section. Each function has a section of its own,
+    and possibly a second section for code that hardly ever runs."""
     found = re.match(r"\.text\.(?:unlikely\.|startup\.)?(.+)", section)
     return re.sub(r"(\.cold|\.\d+)+$", "", found[1]) if found else ""
 

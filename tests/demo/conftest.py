@@ -1,4 +1,4 @@
-"""The slow source, built from this checkout and mounted on a directory of the test's own."""
+"""Builds the slow source from this checkout, and mounts it for a test."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def train(dataset: Path, output: Path, *options: str) -> list[dict[str, float]]:
-    """Runs the training script with an empty standard input. Returns the records of the epochs,
-    without their seconds."""
+    """Runs the training script with an empty standard input. Returns the records of the epochs
+    without their durations."""
     subprocess.run(
         [sys.executable, str(TRAIN), str(dataset), "--json", str(output), *options],
         stdin=subprocess.DEVNULL,
@@ -165,7 +165,7 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
 
 @contextmanager
 def no_monarch(*_: object) -> Iterator[list[str]]:
-    """Stands in for `monarch run`: yields the command of a program that only runs its arguments."""
+    """Replaces `monarch run`: yields a command that runs its arguments without Monarch."""
     yield ["env"]
 
 
@@ -196,8 +196,8 @@ def test_the_source_counts_what_each_epoch_costs(
     table = rows(text)
     assert [row[0] for row in table] == ["1", "2", "3"]
     for _, *cells in table:
-        # No data stays in caches from one epoch to the next, so every epoch reads the whole dataset
-        # at the rate of the source.
+        # No data stays in caches between epochs, so every epoch reads the whole dataset at the rate
+        # of the source.
         for seconds in cells[:2]:
             assert float(seconds) > n_bytes / run_module.SOURCE_RATE
         for size in cells[2:4]:
@@ -320,8 +320,8 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
-    """In the example of the command's help, the third epoch with Monarch reads less than a tenth of
-    the bytes from the source that it reads without Monarch."""
+    """In the example of the command's help, the third epoch reads less than a tenth as many bytes
+    from the source with Monarch as without it."""
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

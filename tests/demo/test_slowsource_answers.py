@@ -1,4 +1,4 @@
-"""Programs and users get from the slow source what they get from the directory behind it."""
+"""Programs and users get the same results from the slow source as from the directory behind it."""
 
 from __future__ import annotations
 

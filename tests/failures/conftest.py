@@ -1,4 +1,5 @@
-"""Fixtures: a slow source, and sessions that end before the mounts below them."""
+"""Fixtures: a slow source, and sessions that end before the file systems that they use are
+unmounted."""
 
 from __future__ import annotations
 
@@ -26,6 +27,6 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """Returns the usual factory. Its daemons end before `mounts` unmounts the file systems that
-    the daemons use."""
+    """Returns the usual factory of sessions. Its daemons end before `mounts` unmounts the file
+    systems that they use."""
     return session_factory

@@ -17,7 +17,7 @@
 
 #include "hold.h"
 
-#define OF_HOLD 10 /* hold's own descriptors: two pipes and a filter for each thread */
+#define OF_HOLD 10 /* descriptors that hold opens: two pipes and a filter for each thread */
 
 static int fd, before, status = -1;
 static const char *call;

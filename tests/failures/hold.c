@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LIMIT_MS 60000
-#define FIRST_NUMBER 600 /* hold's descriptors begin here; low numbers are the program's */
+#define FIRST_NUMBER 600 /* hold's lowest descriptor; the program uses lower ones */
 
 struct thread {
     pthread_t id;
@@ -24,8 +24,8 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* a pipe: a byte when the listener exists, another at the end */
-    int begins, into_begin; /* a pipe: a byte when the thread may begin */
+    int done, into_done;    /* a pipe: a byte once the listener exists, one at the end */
+    int begins, into_begin; /* a pipe: gets a byte when the thread may begin */
 };
 
 void must(int holds, const char *what) {
@@ -35,8 +35,8 @@ void must(int holds, const char *what) {
     }
 }
 
-/* From now on, each call of this kind in this thread waits until the listener has answered. Returns
- * the listener. */
+/* From now on, when this thread makes the system call `call` with this first argument (-1: any),
+ * the call waits for an answer of the listener. Returns the listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {

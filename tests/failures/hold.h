@@ -1,8 +1,8 @@
-/* Runs two threads in an order that would hardly come about by chance. */
+/* Runs two threads in an order that would hardly ever happen by chance. */
 #ifndef HOLD_H
 #define HOLD_H
 
-#define HOLD_UNAVAILABLE 77 /* the status with which hold ends the program where it cannot work */
+#define HOLD_UNAVAILABLE 77 /* the program's exit status where hold cannot work */
 
 /* Runs `first` in a thread. When this thread is about to make the system call `call` for the nth
  * time, with `argument` as the call's first argument (-1: any), a seccomp filter holds the thread,
@@ -11,9 +11,9 @@
  * functions have returned, returns whether a call was held. */
 int hold(int call, long argument, int nth, void (*first)(void), void (*second)(void));
 
-/* Runs `first` in a thread. Before each system call `call` of this thread with this argument, the
- * calling thread runs `meanwhile`; only then is the system call made. Returns the number of such
- * calls when `first` has returned. */
+/* Runs `first` in a thread. Before each system call `call` of this thread with `argument` as its
+ * first argument, the calling thread runs `meanwhile`; only then does the system call continue.
+ * Returns the number of such calls when `first` has returned. */
 int hold_each(int call, long argument, void (*first)(void), void (*meanwhile)(void));
 
 /* If `holds` is 0, ends the program with a message. */

@@ -102,7 +102,7 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* now the descriptor is one of the source's file */
+    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* puts the source's file on the descriptor */
     if (has_waited) {
         start_writer(argv);
         must(pthread_create(&waiter, NULL, waits, NULL) == 0, "pthread_create");

@@ -5,11 +5,11 @@
  *   run SOURCE SCRATCH SECONDS      prints as JSON how often each operation was done, and the
  *                                   number of errors; describes errors on standard error
  *
- * A thread that opens a file owns the descriptor's number until it puts the number into a slot. All
- * threads read from the numbers in the slots, and in the end one of them closes each number. An
- * owner checks that its own file is open on the number. A reader of a slot may be late: then the
- * number is closed, or any other file is open there. This other file may be an incomplete copy that
- * the library has opened to read for another thread.
+ * A thread that opens a file owns the descriptor's number until it puts the number into a slot. As
+ * the owner, it checks that its own file is open on the number. All threads read from the numbers
+ * in the slots, and in the end one of the threads closes each number. A thread that reads from a
+ * slot may be late: then the number is closed, or any other file is open on it. This other file may
+ * be an incomplete copy that the library has opened for a read of another thread.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -50,8 +50,7 @@ static ino_t inode[FILES + SCRATCHES];
 static uint64_t done[deeds], wrong;
 static volatile int over;
 
-/* A descriptor's number from which all threads read. `file`: the file that the owner opened there.
- */
+/* A descriptor's number from which all threads read, and the file that its owner opened on it. */
 static struct slot {
     pthread_mutex_t lock; /* held by the thread that replaces the number */
     int fd, file;
@@ -104,8 +103,8 @@ static void make_file(unsigned k) {
         fail(path);
 }
 
-/* Returns the file to which the `n` bytes at offset `at` belong, or -1 if they belong to none or to
- * several. */
+/* Returns the file to which the `n` bytes at offset `at` belong; -1 if they belong to no file or to
+ * several files. */
 static int file_of(const uint64_t *words, size_t n, size_t at) {
     unsigned k = (unsigned)(words[0] >> 40) - 1;
     if (n % 8 || k >= FILES + SCRATCHES)
@@ -116,8 +115,8 @@ static int file_of(const uint64_t *words, size_t n, size_t at) {
     return (int)k;
 }
 
-/* Returns whether all nonzero words are of one file. A part of a copy that is not written yet reads
- * as zeros; no word of a file is 0. */
+/* Returns whether all nonzero words belong to one file. No word of a file is 0; zeros are parts of
+ * a copy that are not written yet. */
 static int is_of_one_file(const uint64_t *words, size_t n, size_t at) {
     unsigned k = FILES + SCRATCHES;
     for (size_t i = 0; i < n; i += 8) {
@@ -147,7 +146,8 @@ static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, si
     return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
 }
 
-/* Checks, by bytes and inode, that a descriptor that only this thread uses is one of file k. */
+/* Checks that a descriptor of this thread alone is open on file k: compares bytes and the inode
+ * number. */
 static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -177,8 +177,8 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* If a pipe is now open on the number, the read fails with ESPIPE. If it is another file, which
-     * ends before `at`, the read returns 0. */
+    /* The read fails with ESPIPE if the number is now a pipe. It returns 0 if the number is now
+     * another file, which ends before `at`. */
     if ((r < 0 && errno != EBADF && errno != ESPIPE) ||
         (r > 0 && !is_of_one_file(words, (size_t)r, at)))
         is_wrong("a slot: %zd bytes at %zu of %d are not of one file (%s)\n", r, at, k,
@@ -212,8 +212,9 @@ static void leave(int fd, uint64_t *rng) {
     }
 }
 
-/* Opens a file, checks it while no other thread uses its descriptor, and puts it into the slot for
- * all threads. Either the slot's old number is closed, or dup2 puts the new file on it. */
+/* Opens a file, and checks it while no other thread uses its descriptor. Then puts the file into
+ * the slot, for all threads: either the slot gets the new number and the old one is closed, or dup2
+ * puts the new file on the old number. */
 static void replace(struct slot *s, uint64_t *rng) {
     unsigned k = some_file(rng);
     int fd = open_file(k);
@@ -226,7 +227,7 @@ static void replace(struct slot *s, uint64_t *rng) {
     int old = s->fd;
     if (old >= 0)
         check(old, (unsigned)s->file, rng, "whoever closes it");
-    if (old >= 0 && below(rng, 3) == 0) { /* keep the number, and put the new file on it */
+    if (old >= 0 && below(rng, 3) == 0) { /* keep the slot's number, and put the new file on it */
         __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
         count(dup2s);
         if (dup2(fd, old) != old)

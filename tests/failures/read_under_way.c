@@ -1,5 +1,5 @@
-/* Uses a descriptor in the main thread while one read from it waits for another read, which waits
- * for a slow source.
+/* Uses a descriptor in the main thread while two other threads read from it. One of these reads
+ * waits for a slow source, and the other one waits for the first read.
  *
  *   read_under_way WHAT FILE OTHER N
  *
@@ -31,7 +31,7 @@ static int fd, other;
 static size_t length;
 static ssize_t got[2];
 static char *data[2];
-static volatile int threads[2], signals; /* threads: their IDs, once they run */
+static volatile int threads[2], signals; /* threads: the IDs of the threads, 0 until they run */
 static volatile int over[2];
 
 static void must(int holds, const char *what) {
@@ -55,8 +55,9 @@ static void *reads(void *nothing) {
     return nothing;
 }
 
-/* Waits until the thread is in an uninterruptible sleep (state D). The read may end without such a
- * sleep, because a fill reads the same file, and the bytes may already be in the page cache. */
+/* Waits until the thread is in an uninterruptible sleep (state D), or its read has ended. The read
+ * may end without such a sleep: a fill reads the same file, so the bytes may already be in the page
+ * cache. */
 static void await_sleep(int number) {
     char path[64], state[2] = "";
     while (!threads[number])
@@ -80,7 +81,7 @@ static int set_lock(void) {
     return fcntl(fd, F_SETLK, &lock);
 }
 
-/* Uses up all descriptors, so that no file can be opened any more, not even in /proc. */
+/* Uses up all descriptors, so that the process can open no file, not even in /proc. */
 static void use_all_numbers(void) {
     struct rlimit limit;
     must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");

@@ -4,7 +4,7 @@
  *
  * A thread opens FILE, and is held before its NTH newfstatat, if there is one. Meanwhile another
  * thread calls chroot(ROOT). Prints whether the first thread was held, and the size and the first
- * bytes of FILE after that.
+ * bytes of FILE after the chroot.
  */
 #include <fcntl.h>
 #include <stdio.h>

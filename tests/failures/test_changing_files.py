@@ -90,8 +90,8 @@ CHANGES = [
 ]
 
 
-# One change for each result: the file is shorter, the file has the same size, or there is no file
-# any more. A test below replaces a file by other files.
+# One change for each possible result: a shorter file, a file of the same size, and no file. A test
+# below replaces a file by another file.
 SOME_CHANGES = [shrink, rewrite_with_the_old_time, replace_by_a_directory]
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_changes_in_the_middle_of_its_fill(
     if path.is_file():
         behind.digests["large"] = digest(path.read_bytes())
     session.wait_idle()
-    for _ in range(2):  # the first read may come from the source
+    for _ in range(2):  # the first pass may read the source
         check_all(session, behind, source.mountpoint)
         session.wait_idle()
     assert_quiet(session)
@@ -132,8 +132,8 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     session.wait_scanned()
     for i, name in enumerate(list(files.digests)):
         files.add(name, 50_000 + 100 * (i % 3), version=1)
-    # Until the fill has opened the new file, programs may get the old attributes, for as long as
-    # `revalidate` allows. The bytes must be the new ones.
+    # Until the fill has opened the new file, programs may get the old attributes for as long as
+    # `revalidate` allows. But they must get the new bytes.
     found = read_all(session, files.root)
     assert {name: answer["sha256"] for name, answer in found.items()} == files.digests
     session.wait_all_present()
@@ -143,8 +143,8 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     assert session.totals()["hits"] == hits + 20
 
 
-# Writes version after version of a file. Each version replaces the file by a rename, or overwrites
-# the version before in place.
+# Writes one version of a file after the other. Each version replaces the previous file by a rename,
+# or overwrites it in place.
 WRITER = """
 import os, random, sys, time
 path, how, versions = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -203,8 +203,9 @@ print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
 def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A read that has begun gives the bytes of the file that was opened. This holds even if the
-    daemon meanwhile learns that another file has the name, and this other file is replaced too."""
+    """A read that has begun gives the bytes of the file that was opened, whatever happens to the
+    name. Meanwhile, the daemon learns that the name belongs to another file, and then this other
+    file is replaced as well."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
@@ -302,7 +303,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     files.add("other", 50_000)
     view = mapped(path)
     view[0] ^= 1
-    # With a time in the future, the file counts as just changed, however late its fill begins.
+    # Because its time is in the future, the file counts as just changed, however late its fill
+    # begins.
     os.utime(path, (time.time() + 3600,) * 2)
     times = (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
     (tmp_path / "tier").mkdir()
@@ -310,8 +312,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session = session_factory(files.root, tiers=[tier]).start()
 
     def is_found() -> bool:
-        """Waits until the daemon has compared the file once more. Returns whether it has found the
-        store; otherwise it has recorded the copy."""
+        """Waits until the daemon has compared the file with the copy once more. Returns whether the
+        daemon has found the store. If not, it has recorded the copy."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -323,7 +325,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 
     def is_found_between_the_looks() -> bool:
         """Lets the daemon make a copy, and then makes a store. Returns whether the daemon's second
-        comparison has found the store. On a busy machine, the store may come after it."""
+        comparison has found the store. On a busy machine, this comparison may come before the
+        store."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()

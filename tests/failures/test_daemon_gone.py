@@ -24,8 +24,8 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.storage.tiers import tier_root
 
-# The limit for reading a file [s]. The library never waits for a daemon that is gone, so the limit
-# is this long only because the machine may be busy.
+# The time limit for reading a file [s]. The library never waits for a daemon that is gone. The
+# limit is long only because the machine may be busy.
 FILE_LIMIT_S = 15.0
 
 
@@ -54,11 +54,11 @@ def copies_of(session: Session) -> list[Path]:
 
 @contextmanager
 def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[None]:
-    """Makes the source slow until the block ends, so that the test does not miss the moment."""
+    """Makes the source slow until the block ends, so that the test does not miss `moment`."""
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
-        source.latency(getattr=0.25)  # 20 s for all files, 1 or 2 s for the reader's first
+        source.latency(getattr=0.25)  # 20 s for the scan, 1 or 2 s for the reader's first file
     yield
     source.rate(0)
     source.latency(getattr=0)
@@ -88,8 +88,8 @@ def files(source: SlowSource) -> Files:
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
 # Each moment with each kind of tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-# `moment_present` is tried only with --long. A test of a descriptor below and test_many_daemons.py
-# also kill a daemon when all copies are present.
+# `moment_present` is tried only with --long. In every run, a test of a descriptor below and
+# test_many_daemons.py kill a daemon when all copies are present.
 WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
 
@@ -247,8 +247,8 @@ step(os.fstat(fd).st_mode & 0o777, os.stat(sys.argv[1]).st_mode & 0o777)
 def test_a_change_through_a_descriptor_of_an_older_daemons_copy_shows_in_it(
     session_factory: Callable[..., Session], tmp_path: Path, is_replaced: bool
 ) -> None:
-    """A program changes a mode through a descriptor of an old daemon's copy. The new mode must show
-    in the descriptor and in the source, even if a new daemon has made another copy."""
+    """A program changes the mode of a file through a descriptor of an old daemon's copy. The
+    descriptor and the source must show the new mode, even if a new daemon has made another copy."""
     path = Files(tmp_path / "source").add("a", 1000)
     path.chmod(0o644)
     session = session_factory(path.parent).start()

@@ -1,5 +1,6 @@
 """A process has no free descriptor when a daemon starts. Even so, the process's changes are
-recorded, and its open files stay as they are. Other tests: a daemon has no free descriptor."""
+recorded, and its open files stay as they are. Other tests in this file: a daemon has no free
+descriptor."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        assert process.wait() == [""]  # the pipe has ended: no other process has it open
+        assert process.wait() == [""]  # the pipe has ended, so no other process has it open
 
 
 THREADS = """
@@ -154,8 +155,8 @@ def test_threads_that_meet_a_daemon_at_once(
 def test_what_lies_below_a_renamed_directory_is_recorded_too(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """After a rename of a directory, the files below it are recorded as changed too. The library
-    finds them in the catalog."""
+    """If a process without free descriptors renames a directory, the files below it are recorded as
+    changed too. The library finds these files in the catalog."""
     files = Files(tmp_path / "source").add_many(10, 3000)
     (files.root / "d").mkdir()
     (files.root / "d" / "below").write_bytes(b"below")
@@ -192,8 +193,8 @@ def limited(session: Session, numbers: int) -> Iterator[None]:
 def test_a_daemon_without_descriptors_fills_later(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A lack of descriptors is a temporary error: the daemon gives up neither the tier nor a file,
-    and makes the copies later."""
+    """If a daemon lacks descriptors, it treats this as a temporary error: it gives up neither the
+    tier nor a file, and makes the copies later."""
     session = session_factory(files.root, prefetch="auto").start()
     session.wait_scanned()
     with limited(session, 3):
@@ -211,8 +212,8 @@ def wanted(session: Session) -> int:
 def test_a_command_waits_for_a_daemon_without_descriptors(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """`monarch warm` waits while the daemon has only one free descriptor. This one suffices for the
-    command's requests, but a fill needs two."""
+    """`monarch warm` waits while the daemon has only one free descriptor. One descriptor suffices
+    for the command's requests, but a fill needs two."""
     session = session_factory(files.root, prefetch="none").start()
     session.wait_scanned()
     assert session.daemon is not None
@@ -314,8 +315,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """A fill that waits for descriptors is ordered again in the way in which it was ordered before:
-    ahead, or for programs that use the file."""
+    """A fill that waits for descriptors is ordered again with the same purpose as before: ahead, or
+    for programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)

@@ -1,5 +1,6 @@
 """If the limit on the address space (`ulimit -v`) is too low for a daemon, no daemon starts, and
-each command says so. If threads of a daemon fail, `status` says it."""
+each command reports the limit. If threads of a running daemon fail, `status` reports the failure.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_doctor_says_it(
 def test_a_daemon_that_takes_no_command_is_not_called_dead(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """The daemon's socket refuses, as at a daemon's end, but its process holds the lock."""
+    """The daemon's socket refuses connections, as it does when a daemon ends, but the daemon's
+    process still holds the lock."""
     session = session_factory(tree)
     session.paths.make()
     session.paths.control.touch()

@@ -1,4 +1,4 @@
-"""Something happens to the daemon, the tier or a reader while files are read and filled. Even so,
+"""While files are read and filled, something happens to the daemon, the tier or a reader. Even so,
 every byte must be right, and no read may be short, fail or wait forever."""
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]
 def reading(
     epoch_reader: Path, session: Session, source: SlowSource, files: dict[int, Path]
 ) -> Iterator[Callable[..., Reader]]:
-    """Yields a function: reading(ways) starts a reader, whose eight threads read all files."""
+    """Yields the function `start`. `start(ways)` starts a reader whose eight threads read all files
+    in these ways."""
     with ExitStack() as stack:
 
         def start(ways: str) -> Reader:
@@ -73,8 +74,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # This may take a moment longer: the readers get their first units at about the same time,
-    # because they share the source's rate.
+    # The first wait may come a moment later: the readers share the source's rate, so they get their
+    # first units at about the same time.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
@@ -119,8 +120,9 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 
 @pytest.mark.parametrize(
     "end",
-    # `Session.kill` is the first half of `kill_and_restart`, and `Session.stop` is the first half
-    # of `stop_and_restart`. A daemon that ends in order leaves less behind than a killed one.
+    # The other cases are covered: `Session.kill` is the first half of `kill_and_restart`, and
+    # `Session.stop` is the first half of `stop_and_restart`. A daemon that is stopped leaves less
+    # behind than a daemon that is killed.
     cases(ENDS, [kill_and_restart, stand_still]),
     ids=[end.__name__ for end in ENDS],
 )
@@ -238,8 +240,8 @@ def test_no_descriptor_is_free(
 def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
-    """Programs can read more files at once than there are slots for fills (256). All 300 reads of
-    this test begin before any fill can be complete."""
+    """Programs can read more files at once than there are slots for fills (256). In this test, all
+    300 reads begin before any fill can be complete."""
     size = 2 * UNIT + 8
     files = make_files(source.backing, 300, size)
     session = session_factory(source.mountpoint, shared_tpool_size=8, **IN_UNITS).start()
@@ -320,8 +322,8 @@ def test_signals_arrive_during_waits(
     assert totals["fallbacks"] == 0
 
 
-# A program whose signal handler interrupts a read. The handler reads from the same descriptor or,
-# with a third argument, jumps out of the read. Later reads must then still work.
+# A program whose signal handler interrupts a read. The handler reads from the same descriptor; with
+# a third argument, it jumps out of the read instead. Later reads must then still work.
 HANDLER = """
 #include <fcntl.h>
 #include <setjmp.h>
@@ -388,7 +390,7 @@ def test_a_handler_that_reads_or_never_returns(
     assert found[: len(known)] == known
     if not jumps:
         assert found[len(known) :] == known[1000:1100]
-    # Later readers are not disturbed by the reads out of which the handler has jumped.
+    # The reads out of which the handler has jumped do not disturb later readers.
     source.rate(0)
     script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
     assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

@@ -1,5 +1,6 @@
-"""Tests of a source that gives errors, has changed files, or has limits on bandwidth or operations
-while its files are filled and read. Also of the pages that a fill leaves in the page cache."""
+"""Tests of a source that gives errors, whose files change, or whose bandwidth or operations are
+limited, while its files are filled and read. Also tests which pages a fill leaves in the page
+cache."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def read_again(epoch_reader: Path, session: Session, root: Path, *files: int) ->
 
 # --- errors -------------------------------------------------------------------------------------
 
-# Reads until it has got five errors and reports these. Reads the rest when the source works again.
+# Reads until it has got five errors, and reports them. Reads the rest when the source works again.
 THROUGH_ERRORS = """
 fd = os.open(sys.argv[1], 0)
 UNIT = 1 << 18
@@ -81,8 +82,9 @@ step(sha(data))
 def test_the_source_gives_errors_for_a_while(
     session_factory: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """A program that has read a part of a file gets the errors of the source and, when there are no
-    more errors, the rest of the file. A read that fails does not move the descriptor's offset."""
+    """A program that has read a part of a file gets the errors of the source. When there are no
+    more errors, it gets the rest of the file. A read that fails does not move the descriptor's
+    offset."""
     ways = ("read", "pread", "readv")
     files = make_files(source.backing, len(ways), SIZE)
     session = session_factory(source.mountpoint, **IN_UNITS).start()
@@ -111,7 +113,7 @@ def test_the_source_gives_errors_for_a_while(
             reader.go()
             reader.end()
     session.wait_idle()
-    # This daemon makes no copies of the files that failed; the next one does.
+    # This daemon makes no copies of the files whose fills have failed. The next daemon makes them.
     assert told(session)["bypass"] == {"failed": len(ways)}
     session.stop()
     session.start().wait_all_present()
@@ -122,8 +124,8 @@ def test_the_source_gives_errors_for_a_while(
 # --- changes ------------------------------------------------------------------------------------
 
 # Reads the beginning of the file and, after the change, the rest: once with explicit offsets, and
-# once at the descriptor's offset. It uses no file object of Python, because a file object would get
-# the file's size.
+# once at the descriptor's offset. It uses no file object of Python, because a file object would ask
+# for the file's size.
 OVER_CHANGE = """
 fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
 UNIT = 1 << 18
@@ -181,7 +183,7 @@ CHANGES = [
 ]
 
 
-# These cases have each writer once, and each change once.
+# Among these cases are each writer and each change, once.
 EACH = [
     ("the_library", "rewritten"),
     ("another_program", "truncated"),
@@ -218,7 +220,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         }
         assert got["first"] == got["too"] == old[:UNIT]
         for name in ("rest", "on"):
-            if who == "the_library":  # it records a change before the writer's call returns
+            if who == "the_library":  # the change is recorded before the writer's call returns
                 assert got[name] == new[UNIT:], name
             else:
                 assert is_of(got[name], UNIT, old, new)
@@ -327,8 +329,8 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
     with Steps(session, ASKS, source.mountpoint / one.name) as reader:
         (asked,) = reader.wait()
         assert asked < 2 * MIB
-        # Another file, which a program wanted later, gets a complete copy. A fill of the first file
-        # would have begun by now.
+        # Another file, for which a program asked later, gets a complete copy. If the first file
+        # were to be filled, its fill would have begun by now.
         with Steps(session, ASKS, source.mountpoint / two.name) as other:
             other.wait()
             other.go()

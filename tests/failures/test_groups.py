@@ -1,5 +1,5 @@
-"""A process lacks one of the daemon's groups. The process runs as the user who owns the copies, but
-must not get from a copy what it may not read in the source."""
+"""A process lacks one of the daemon's groups. The process runs as the owner of the copies, but must
+not get from a copy what it may not read in the source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def site(
 ) -> Iterator[Site]:
     place, mount = open_place / "session", open_place / "local"
     groups = getattr(request, "param", [PROJECT, OTHER])
-    as_user(ALICE)  # skips the test where no program can run as Alice
+    as_user(ALICE)  # skips the test if no program can run as Alice
     for directory in (place, mount):
         directory.mkdir()
     mount.chmod(0o1777)

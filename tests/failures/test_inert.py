@@ -1,4 +1,5 @@
-"""If there is no daemon to attach to, the library says so once, and does nothing else."""
+"""If there is no daemon to which the library can attach, the library reports this once and does
+nothing else."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: 
 def test_after_a_daemon_was_stopped_nothing_is_said(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """After `monarch stop`, the library prints no message in commands of a shell that has it."""
+    """After `monarch stop`, commands that a shell under the library starts print no message about
+    the missing daemon."""
     session = session_factory(files.root)
     session.start().stop()
     assert session.paths.stopped.exists()
@@ -111,8 +113,8 @@ def test_after_a_daemon_was_stopped_nothing_is_said(
 def test_a_wrapper_that_becomes_the_job_does_not_say_it_twice(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process that loads the library twice, because a job script ends with `exec`, says only once
-    that no daemon serves."""
+    """A process that loads the library twice reports only once that no daemon serves. This happens
+    if a job script ends with `exec`."""
     session = session_factory(files.root)
     done = session.run(["sh", "-c", f"exec env nice cat {files.path('f00000')} > /dev/null"])
     assert done.returncode == 0
@@ -202,8 +204,9 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
 def test_another_version_is_said_once(
     session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
-    """The library says once that the daemon has another version. `case` has the differences of the
-    version and of the segment's size [bytes]. An older version may have a smaller segment."""
+    """The library reports once that the daemon has another version. `case` holds how much
+    the daemon's version and the size of its segment [bytes] differ from the library's own. An older
+    version may have a smaller segment."""
     version, size = case
     session = session_factory(files.root).start()
     session.kill()

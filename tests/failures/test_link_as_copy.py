@@ -1,5 +1,4 @@
-"""If there is a symbolic link in the place of a copy, programs do not follow the link, but read the
-source."""
+"""If a copy is replaced by a symbolic link, programs do not follow it, but read the source."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def lock_crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
     session_factory: Callable[..., Session], tmp_path: Path, lock_race: Path, change: str
 ) -> None:
-    """POSIX locks stay as the program made them, although another thread locks a copy and the
-    library then closes a descriptor (see lock_race.c). The kernel drops all locks that a process
-    has on a file when the process closes any descriptor of this file."""
+    """The kernel drops all POSIX locks that a process has on a file when the process closes any
+    descriptor of this file. The program's locks must stay as they are, although another thread
+    locks a copy and the library then closes a descriptor (see lock_race.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     session = session_factory(files.root).start()
@@ -92,8 +92,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
 def test_a_lock_that_is_doubtful_every_time_is_refused(
     session_factory: Callable[..., Session], tmp_path: Path, lock_crowd: Path, call: str
 ) -> None:
-    """The library tries several times to make sure that a lock was kept. If no try succeeds, fcntl
-    and lockf fail with ENOLCK (see lock_crowd.c)."""
+    """The library tries several times to change a lock and to make sure that it was kept. If every
+    try fails, fcntl and lockf fail with ENOLCK (see lock_crowd.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     files.add("b", 1000)

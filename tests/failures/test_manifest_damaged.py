@@ -112,8 +112,8 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Inverts an index page that a start does not read. The damage is found when the page is
-    written, or when all pages are checked, which happens after an unclean end."""
+    """Inverts an index page that a start does not read. The daemon finds the damage when it writes
+    the page. It also finds the damage after an unclean end, when it checks all pages."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:
@@ -144,8 +144,8 @@ def newer_version(path: Path) -> None:
 
 
 def wrong_sums(path: Path) -> None:
-    """Makes the recorded checksums wrong. Also marks the manifest as after an unclean end, so that
-    the next daemon checks the copies."""
+    """Makes the recorded checksums wrong. Marks the tier as not ended in order, so that the next
+    daemon checks the copies."""
     change(path, "UPDATE copies SET sum = sum + 1", "UPDATE meta SET value = 0 WHERE key = 'clean'")
 
 
@@ -363,7 +363,7 @@ def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
         files.digests[name] for name in names
     ]
     # The run has read these files, so most of them have copies again. The daemon must not report
-    # the damage again.
+    # the same damage again.
     done = session.monarch("start")
     try:
         assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,5 @@
-"""A process outlives many daemons. Its changes are recorded with the daemon that serves at the
-time, and it unmaps the segments of the earlier daemons."""
+"""A process runs longer than many daemons. Its changes are recorded with the daemon that serves at
+the time, and it unmaps the segments of the earlier daemons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from support.watch import settle
 
 HERE = Path(__file__).parent
 MANY = 40  # more daemons than the library has numbers for sessions
-# At each step, rewrites the first bytes of the file that the test names, and calls stat on another.
+# At each step, rewrites the first bytes of the file that the test names, and calls stat on another
+# file.
 REWRITE = """
 root, word = sys.argv[1], step()
 while word:
@@ -43,7 +44,7 @@ def segments_of(process: Steps, session: Session) -> set[str]:
 
 
 def maps_null(process: Steps) -> bool:
-    """Returns whether the process has memory at address 0, which root may map."""
+    """Returns whether the process has mapped memory at address 0, as root may do."""
     maps = Path(f"/proc/{process.process.pid}/maps").read_text()
     return int(maps.partition("-")[0], 16) == 0
 
@@ -74,7 +75,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # The process has mapped at most three segments (control, clients and catalog) of the newest
         # daemon, and three of the daemon before it.
         assert len(segments_of(process, session)) <= 6
-        # The process began without a daemon, so the first session had nothing to unmap.
+        # The process began without a daemon. So it had nothing to unmap when the first daemon came,
+        # and must not have mapped memory at address 0 instead.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
             assert now - early < 2.5e6 * (MANY - 5)  # about the size of one catalog per daemon
@@ -202,8 +204,8 @@ def test_what_is_open_of_an_old_session_goes_on_until_it_is_closed(
         process.end()
 
 
-# The first thread has a copy open. A second thread has its own table of descriptors, and has closed
-# the copy in this table. The second thread opens a file for writing while each daemon serves.
+# The first thread has a copy open. A second thread has a table of descriptors of its own, in which
+# it has closed the copy. While each daemon serves, the second thread opens a file for writing.
 APART = """
 root, CLONE_FILES = sys.argv[1], 0x400
 fd = os.open(root + "/f00003", os.O_RDONLY)

@@ -1,5 +1,5 @@
-"""A file has more units than the map of a fill has bits. Reads of it must be right while its copy
-is incomplete."""
+"""A file has more units than a fill's map has bits. While the copy is incomplete, all reads of the
+file must be right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from monarch_py.native import lib
 Factory = Callable[..., Session]
 BLOCK = 64 << 10
 UNITS = 65536
-# Reads marks in a sparse file by pread and by read, at offsets that the map covers and at others.
+# Reads marks in a sparse file by pread and by read. Some of the marks lie beyond the part of the
+# file that the map covers.
 PROGRAM = """
 import os, sys
 path, *places = sys.argv[1:]

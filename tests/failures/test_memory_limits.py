@@ -46,7 +46,7 @@ def test_the_same_tier_without_a_cgroup_takes_everything(
 ) -> None:
     if available_bytes() < 700 * MIB:
         pytest.skip("less than 700 MiB of memory are left on this machine")
-    count = sized(75, 100)  # more files than fit into the cgroup of the test above
+    count = sized(75, 100)  # more files than fit into the cgroup of the previous test
     files = Files(tmp_path / "source").add_many(count, 2 * MIB)
     level = {"mount_point": mounts.tmpfs("ram", GIB), "max_storage_quota": GIB, "type": "ram"}
     session = session_factory(files.root, tiers=[level]).start()

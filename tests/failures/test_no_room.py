@@ -1,5 +1,5 @@
-"""A process has too little address space for the segments of a daemon. Its changes are recorded
-even so, so that no process reads the old copies."""
+"""A process has too little address space for the segments of a daemon. Even so, its changes are
+recorded, so that no process reads the old copies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.watch import assert_quiet, settle
 COUNT, SIZE = 20, 3000
 # Address space for a shell and the library, but not for a session's segments [bytes].
 LITTLE = 9_000_000
-# Before a new daemon starts, the process limits its address space to what it already uses. Then it
-# makes at each step the change that the test names.
+# Before a new daemon starts, the process limits its address space to the size that it already uses.
+# Then it makes, at each step, the change that the test names.
 CHANGE = """
 import resource
 root, word = sys.argv[1], step()

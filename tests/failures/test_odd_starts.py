@@ -1,4 +1,5 @@
-"""Tests that under unusual conditions a command behaves as it does without `monarch run`."""
+"""Tests that, under unusual conditions, a command behaves under `monarch run` as it does without
+it."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def test_it_is_as_without(
 def test_a_signal_while_modules_are_loaded(
     session_factory: Callable[..., Session], tree: Path, tmp_path: Path, module: str, number: int
 ) -> None:
-    """A signal that arrives while modules are imported ends the command without a message. The test
-    replaces a module by another module, which sends the signal."""
+    """If a signal arrives while modules are imported, the command ends without a message. In this
+    test, a replaced module sends the signal."""
     session = session_factory(tree)
     (tmp_path / "trap").mkdir()
     text = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n"
@@ -131,7 +132,7 @@ def test_a_command_whose_name_the_kernel_cuts_within_a_letter(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     session = session_factory(Files(tmp_path / "source").add_many(1, 20_000).root)
-    for letters in ("", "x"):  # the kernel keeps 15 bytes, so it cuts one name within a letter
+    for letters in ("", "x"):  # the kernel cuts names to 15 bytes, one of these inside a letter
         script = tmp_path / f"{letters}обучение-модели.sh"
         script.write_text("#!/bin/sh\necho RAN\n")
         script.chmod(0o755)

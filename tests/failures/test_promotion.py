@@ -94,8 +94,8 @@ def test_a_descriptor_used_with_offsets_alone_moves_to_the_copy(
 def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
     session: Session, files: Files
 ) -> None:
-    """A child of vfork closes all its descriptors before its exec. This must not prevent promotions
-    in the parent, although the child runs in the parent's memory."""
+    """If a child of vfork closes all its descriptors before its exec, the parent's descriptors are
+    still promoted, although the child runs in the parent's memory."""
     script = BY_OFFSETS.replace("step(before)", "subprocess.run(['true']); step(before)")
     with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
         program.wait()
@@ -135,8 +135,8 @@ def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files)
 
 # --- descriptors whose offset is in use ----------------------------------------------------------
 
-# Each way defines take(n), which reads at the descriptor's offset. The program reads the first
-# bytes and the rest by take. In between it makes a pread, which could promote the descriptor.
+# Each entry defines take(n), which reads n bytes at the descriptor's offset. The program takes the
+# first bytes, makes a pread, which could promote the descriptor, and then takes the rest.
 WAYS = {
     "read": "fd = os.open(path, 0)\ndef take(n): return os.read(fd, n)",
     "readv": """fd = os.open(path, 0)
@@ -226,8 +226,9 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One way for each code path in the library. Each of the other ways takes the same path as one of
-# these: readv as read, fdopen in C as fopen, a child as a program that inherits the descriptor.
+# One entry for each code path in the library. Each other entry takes the same path as one of these:
+# `readv` the path of `read`, fdopen in C that of `fopen`, and a child that of a program that
+# inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",
@@ -256,7 +257,7 @@ def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: st
 
 
 # forkpty(3) forks inside libc, where the library does not see the fork. The child uses the
-# descriptor, and shares the descriptor's offset with its parent.
+# descriptor, whose offset the parent shares.
 FORKED_UNSEEN = """
 fd = os.open(sys.argv[1], 0)
 os.pread(fd, 1000, 0)
@@ -273,7 +274,7 @@ step(os.lseek(fd, 0, 1))
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # so that the first read finds no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # the first read must find no copy
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -308,7 +309,7 @@ if where == "of_the_copy":
 found = [sha(os.pread(reader, 5_000, 300)) for _ in range(3)]
 step(found, os.readlink("/proc/self/fd/%d" % reader))
 """
-# For each kind of lock: how a second process tries to take a lock that conflicts with this lock.
+# For each kind of lock: how a second process tries to take a conflicting lock.
 OTHERS = {
     "flock": "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "posix": "fcntl.fcntl(fd, fcntl.F_SETLK, LOCK)",
@@ -326,7 +327,7 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# These cases have each kind of lock, and each place with a POSIX lock, because the kernel drops a
+# Among these cases are each kind of lock, and a POSIX lock with each place: the kernel drops a
 # POSIX lock when the process closes any descriptor of the file.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
@@ -344,13 +345,13 @@ SOME_LOCKS = [
 def test_a_lock_outlives_all_promotions_that_could_have_been(
     session: Session, files: Files, case: tuple[str, str]
 ) -> None:
-    """A lock is kept, and no descriptor of the locked file is promoted: a promotion would drop
-    POSIX locks, which the kernel drops at a close, dup2 or dup3 of any descriptor of the file."""
+    """A lock on a file is kept, and no descriptor of the file is promoted. The kernel drops POSIX
+    locks at a close, dup2 or dup3 of any descriptor of the file, so a promotion would drop them."""
     kind, where = case
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # so that the second open finds no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # the second open must find no copy
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -403,7 +404,7 @@ step(before, {ask})
 
 # --- a process that sees other files under the same names ----------------------------------------
 
-# usage: PLANTED SOURCE TIER FILE...   If PLANTED/root is the root, TIER contains other files.
+# usage: PLANTED SOURCE TIER FILE...   A process whose root is PLANTED/root has other files in TIER.
 MOVED = """
 import errno
 planted, source, tier, *paths = sys.argv[1:]

@@ -1,5 +1,6 @@
-"""Another thread uses a descriptor while it is promoted, or while a copy serves a read from it.
-Afterwards, the descriptor must have the right file and offset. Each read must be of one file."""
+"""While another thread uses a descriptor, the descriptor is promoted, or a copy serves a read from
+it. Afterwards, the descriptor must have the right file and offset. Each read must give bytes of
+only one file."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def wait_present(session: Session) -> None:
     wait_until(lambda: session.status()["sources"][0]["present"] >= 1, what="the copy")
 
 
-# For each case: what another thread does to the descriptor while a pread is about to promote the
-# descriptor, and what must hold when both threads are done.
+# For each case: what another thread does to the descriptor while a pread is about to promote it,
+# and what must hold when both threads are done.
 MEANWHILE = {
     "lseek": ("os.lseek(fd, 5000, 0)", "os.lseek(fd, 0, 1) == 5000"),
     "read": ("first = os.read(fd, 1000)", "first + os.read(fd, 1000) == DATA[:2000]"),
@@ -93,9 +94,9 @@ SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it",
 def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
-    """A change of a descriptor during its promotion is not lost. A slow getattr of the source
-    delays the promotion after its last check of the descriptor, before the descriptor is replaced.
-    """
+    """If another thread changes a descriptor during its promotion, the change is not lost. A slow
+    getattr of the source delays the promotion between its last check of the descriptor and the
+    replacement."""
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
@@ -162,7 +163,7 @@ step(
 )
 """
 # For each case: how the other file is opened, the other file's offset, and the results that a read
-# may have besides bytes of the other file.
+# may have if it does not give bytes of one file.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -188,8 +189,8 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     case: tuple[str, str],
 ) -> None:
     """A read gives bytes of only one file, even if another file is put on the descriptor's number
-    during the read. The copy has only the beginning of the file and the daemon is suspended, so the
-    library has to read the rest from the source."""
+    during the read. In this test, the copy has only the beginning of the file, and the daemon is
+    suspended. So the library has to read the rest from the source."""
     call, other = case
     behind = Files(source.backing)
     behind.add("a", SIZE)
@@ -213,7 +214,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
         length, is_first, is_other, offset = program.wait()
         program.end()
     assert is_first or is_other
-    # A read of the first file must not move the offset of the other file.
+    # A read that gives bytes of the first file must not move the offset of the other file.
     assert offset == at + (length if is_other and not is_first and "pread" not in call else 0)
 
 
@@ -273,7 +274,8 @@ def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
     """Runs the program `name`.c. The program opens a file, and gets a line when the file has a
-    copy. Checks that it reports one held call, and 0 for the error that it tests for."""
+    copy. Checks the program's report: one call was held, and the error for which the program tests
+    has not occurred."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -311,8 +313,9 @@ def test_who_waits_leaves_the_processor_to_who_is_waited_for(
 def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """While a read notices that the old file on a number was closed, another file is opened on the
-    number. The library must track this file and promote it later (see untrack_race.c)."""
+    """A read notices that the file of its descriptor was closed. Meanwhile, another file is opened
+    on the number. The library must track this new file and promote it later (see untrack_race.c).
+    """
     sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

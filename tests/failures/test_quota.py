@@ -23,7 +23,8 @@ def tier(tmp_path: Path, quota_bytes: int, **more: object) -> dict[str, object]:
     return {"mount_point": mount, "max_storage_quota": quota_bytes, **more}
 
 
-# A persistent tier also has a manifest, and counts everything that another tier counts.
+# Without --long, only a persistent tier is tested: it counts everything that another tier counts,
+# and has a manifest as well.
 @pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
 def test_many_fills_at_a_time_stay_below_it(
     session_factory: Callable[..., Session], tmp_path: Path, persistent: bool
@@ -53,8 +54,8 @@ def test_many_fills_at_a_time_stay_below_it(
 def test_tiny_and_empty_files_count_what_the_manifest_takes_for_them(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The rows of the manifest and the directory of copies count towards the quota. For tiny and
-    empty files, they take more room than the files' content."""
+    """The rows of the manifest and the directory of copies count towards the quota. With tiny and
+    empty files, they take more room than the content of the files."""
     files = Files(tmp_path / "source").add_many(sized(1000, 3000), 0, prefix="empty")
     files.add_many(sized(500, 1500), 1, prefix="tiny").wait_until_old()
     quota = sized(2 * MIB // 3, 2 * MIB)
@@ -91,8 +92,8 @@ def test_sizes_are_rounded_up_to_the_blocks_of_the_tier(
 def test_a_file_of_a_byte_may_take_a_large_page(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """A tier on a tmpfs with large pages stays within its quota, although statfs(2) reports blocks
-    of 4 KiB for such a file system too."""
+    """A tier on a tmpfs with huge pages stays within its quota, although statfs(2) reports blocks
+    of 4 KiB for this file system too."""
     mount = mounts.tmpfs("large_pages", 256 * MIB, huge="always")
     (mount / "byte").write_bytes(b"1")
     if (mount / "byte").stat().st_blocks * 512 < 2 * MIB:

@@ -1,7 +1,7 @@
 """On a slow source, a read waits in the kernel for another thread's read of the same open file.
-Calls of other threads on the descriptor must return at once, and the reads must give what they give
-without the library (see read_under_way.c). Another test: a mapping waits for a copy (see
-map_under_way.c)."""
+Meanwhile, calls of other threads on the descriptor must return at once. The reads must give what
+they give without the library (see read_under_way.c). In another test, a mapping waits for a copy
+(see map_under_way.c)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from monarch_py.demo.slowsource import SlowSource
 # these requests takes [s].
 REQUEST, LATENCY_S = 128 << 10, 0.5
 FIRST = 4 * REQUEST
-# A call must take less than this [us]. A call that waits for the reads takes 1.5 s or more.
+# A call must take less than this time [us]. If it waited for the reads, it would take 1.5 s or
+# more.
 AT_ONCE_US = 700_000
 LITTLE_WORK_US = 100_000
-OVER = 75  # the program's status if a read ended before it was seen to wait
+OVER = 75  # the program's status if a read ended too early, before it was seen to wait
 Done = subprocess.CompletedProcess[str]
 WHAT = ["close", "dup2", "lock", "signal", "fork"]
 
@@ -68,8 +69,8 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
-    """Yields a session in which an mmap waits for the copy of its file, for one or two seconds. The
-    fixture lowers the latency that `session` has set, and restores the latency afterwards."""
+    """Yields a session in which an mmap waits for the copy of its file, for one or two seconds.
+    Meanwhile, the source's latency is lower than `session` has set it."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
         source.latency(read=LATENCY_S / 4)
@@ -80,8 +81,8 @@ def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[S
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
-    """Checks that the reads give what they give without the library, and that the call takes less
-    than `limit_us`."""
+    """Checks that the reads give the same as without the library, and that the call takes less than
+    `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:
         if preload:
@@ -103,7 +104,8 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-# `close` is tried only with --long: dup2 also closes the number, and puts the other file on it.
+# `close` is tried only with --long, because dup2 also closes the number, besides putting the other
+# file on it.
 @pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str

@@ -1,5 +1,5 @@
-"""A program under the library sees its own changes of a file at once, also if a process without the
-library has replaced or removed the file before, and the daemon has not noticed that yet."""
+"""A process without the library replaces or removes a file, and the daemon has not noticed this
+yet. Even so, a program under the library sees its own changes of the file at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from support.session import Session
 
-# Commands that a process without the library runs. `f` has a copy.
+# What a process without the library does to `f`, which has a copy.
 OUTSIDE = {
     "replaces": "echo outside > t; mv t f",
     "removes": "rm f",
     "renames": "mv f g",
 }
-# Commands that a program under the library runs after that. Some of the commands fail, as they do
-# without the library. No command reads `f` first: it would read the old copy, as consistency.md
-# says.
+# What a program under the library then does. Some of the commands fail, as they do without the
+# library. No command reads `f` first, because it would read the old copy (see consistency.md).
 INSIDE = {
     "writes": "echo mine > f",
     "appends": "echo mine >> f",
@@ -35,7 +34,7 @@ LOOK = "cat f; stat -c '%s %a' f; ls; cat f"
 
 
 def done(session: Session, place: Path, script: str, *, library: bool) -> str:
-    """Runs a script in `place`, and returns what it and LOOK print."""
+    """Runs a script in `place`. Returns what the script and LOOK print."""
     words = ["bash", "-c", f"umask 022; cd {place}; {script}; {LOOK}"]
     return session.run(words, preload=library).stdout
 
@@ -58,7 +57,7 @@ def test_a_program_sees_its_own_changes(
         subprocess.run(["bash", "-c", OUTSIDE[outside]], cwd=place, check=True)
     for name, script in INSIDE.items():
         if name == "links" and outside != "replaces":
-            continue  # the link cannot be made, so the program changes nothing of `f`
+            continue  # there is no `f` to link, so the program changes nothing of `f`
         expected = done(session, places[False, name], script, library=False)
         found = done(session, places[True, name], script, library=True)
         assert found == expected, name
@@ -66,8 +65,9 @@ def test_a_program_sees_its_own_changes(
         assert at_source == expected, name
 
 
-# Each case: the files; what a process without the library does; what a program under the library
-# does then; how the result is looked at. The links are in the directory above the sources.
+# Each case has four scripts: one makes the files, a process without the library runs the second, a
+# program under the library runs the third, and the last one shows the result. The links are in the
+# directory above the sources.
 ELSEWHERE = {
     "writes through a link to the directory": (
         "echo old > f; ln -s $PWD ../../link_$(basename $PWD)",
@@ -159,7 +159,7 @@ with open(sys.argv[1]) as file:
     assert session.totals()["misses"] == 0
 
 
-# Calls with a path of 4096 bytes, the last of which is the last byte of a mapping: it has no end.
+# Calls with a path of 4096 bytes and no end: its last byte is the last byte of a mapping.
 ENDLESS = """
 import ctypes, errno, mmap
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,5 @@
-"""The next session serves the copies of a persistent tier at once, but never a wrong copy."""
+"""The copies of a persistent tier are served at once in the next session, but a wrong copy is never
+served."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """Returns the tree with its paths in the slow source."""
+    """Returns the same files with their paths in the slow source, as programs see them."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen
@@ -190,13 +191,13 @@ def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
     names = list(files.digests)
     stop_or_kill(session, how)
     behind.digests = files.digests
-    behind.add(names[0], 30_000, version=1)  # in place, of the same size
+    behind.add(names[0], 30_000, version=1)  # written in place, with the same size
     behind.add("new", 30_000, version=2)
     os.replace(behind.path("new"), behind.path(names[1]))
     files.digests[names[1]] = files.digests.pop("new")
     behind.path(names[2]).unlink()
     del files.digests[names[2]]
-    # Other bytes, but the same size and modification time: only the change time differs.
+    # The bytes change, but the size and the modification time do not. Only the change time differs.
     found = os.stat(behind.path(names[3]))
     behind.add(names[3], 30_000, version=3)
     os.utime(behind.path(names[3]), ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -223,7 +224,7 @@ def damage_end(copy: Path) -> None:
 
 
 def damage_hole(copy: Path) -> None:
-    """Replaces the content by a hole, as may happen in a power cut if the file was never synced."""
+    """Replaces the content by a hole. A power cut may do so if the file was never synced."""
     copy.chmod(0o600)
     os.truncate(copy, 0)
     os.truncate(copy, 30_000)
@@ -243,8 +244,8 @@ DAMAGES = [damage_byte, damage_end, damage_hole, damage_name, damage_kind]
 
 
 def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Files) -> None:
-    """A copy that was damaged after a kill is never served. The test damages three copies in each
-    way."""
+    """A copy that was damaged after the daemon was killed is never served. The test damages three
+    copies in each way."""
     copies = copies_in(session)
     names = list(files.digests)[: 3 * len(DAMAGES)]
     session.kill()
@@ -261,8 +262,8 @@ def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Fi
 def test_what_a_short_session_did_not_come_to_is_not_trusted_after_it(
     session: Session, files: Files, source: SlowSource
 ) -> None:
-    """Copies that a kill has damaged are not served, even if another session has run since the
-    kill. This session has ended in order, but before its scan was complete."""
+    """If copies were damaged when a daemon was killed, they are never served. This also holds if
+    another session has run since then, and has ended in order before its scan was complete."""
     copies = copies_in(session)
     session.kill()
     for name in list(files.digests)[:3]:
@@ -318,7 +319,7 @@ def test_a_start_that_fails_leaves_a_clean_tier_clean(stopped: Session) -> None:
 
 def test_a_start_that_is_ended_leaves_a_clean_tier_clean(stopped: Session) -> None:
     """If a start is ended by SIGTERM at any moment, a clean tier stays clean. The test tries
-    several moments, which depend on how long a start takes on this machine."""
+    several moments, spread over the time that a start takes on this machine."""
     session = stopped
     began = time.monotonic()
     session.start()
@@ -401,7 +402,7 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
 ) -> None:
     source = slow_factory()
     behind = Files(source.backing).add_many(10, 20_000)
-    # With a time in the future, the files count as just changed during the whole test.
+    # Because their time is in the future, the files count as just changed during the whole test.
     for name in behind.digests:
         os.utime(behind.path(name), (time.time() + 3600,) * 2)
     files = Files(source.mountpoint)
@@ -412,7 +413,8 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
     assert settle(session) == {"present": 10}
     session.kill()
     recorded = len(copies_in(session))
-    # The program and the fill open each file. Before a copy is recorded, its file is opened again.
+    # The program and the fill each open every file. Before a copy is recorded, its file is opened
+    # once more.
     assert source.counts()["open"] >= 2 * 10 + recorded
     restart(session)
     assert session.status()["sources"][0]["present"] == recorded

@@ -16,8 +16,8 @@ from support.session import Session
 def test_an_older_look_does_not_hide_that_rights_are_gone(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """After a process has dropped its capabilities, an open reads the source. This holds even if a
-    check that began before the drop still found the capabilities (see rights_race.c)."""
+    """After a process has dropped its capabilities, its opens read the source. This holds even if a
+    check of the capabilities began before the drop and still found them (see rights_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("rights_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

@@ -68,7 +68,7 @@ def test_the_commands_status_is_passed_on(session: Session, script: str) -> None
     assert_nothing_left(session)
 
 
-# `monarch` with shorter limits for waits.
+# Runs `monarch` with shorter time limits for waits.
 IMPATIENT = """
 import sys
 import monarch_py.ipc.connection, monarch_py.commands.run
@@ -196,7 +196,7 @@ def test_a_signal_during_the_start_leaves_no_daemon(session: Session, delay_s: f
         stderr=subprocess.PIPE,
         text=True,
     ) as run:
-        time.sleep(delay_s)  # the test tries different moments, and waits for no event
+        time.sleep(delay_s)  # the test tries different moments, so it waits for no event
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
         assert run.stderr is not None
@@ -419,12 +419,12 @@ def test_start_keeps_a_runs_daemon(session: Session) -> None:
 
 def test_stop_waits_for_no_parent(session: Session) -> None:
     """`monarch stop` does not wait until the daemon's parent has reaped the daemon. In many
-    containers, the parent is the first process, which reaps it late or never."""
+    containers, the parent is the first process, which reaps the daemon late or never."""
     session.start()
     done = session.monarch("stop", timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     assert session.daemon is not None
-    assert session.daemon.wait(0) == 0  # the test reaps the daemon only now
+    assert session.daemon.wait(0) == 0  # only now does the test reap the daemon
 
 
 def test_what_is_ignored_stays_ignored(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""A daemon whose `monarch run` was killed still serves the programs that are left, and then ends by
+"""A daemon whose `monarch run` was killed still serves the remaining programs, and then ends by
 itself.
 
 Without --long, the tests set a shorter limit after which an unused daemon ends.
@@ -37,7 +37,7 @@ os.read(0, 1)
 
 
 def unused_s() -> float:
-    """Returns after how long an unused daemon ends [s]."""
+    """Returns how long an unused daemon runs before it ends [s]."""
     return sized(1.5, UNUSED_S)
 
 
@@ -55,7 +55,8 @@ def files(tmp_path: Path) -> Files:
 @contextmanager
 def killed(session: Session, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Starts `monarch run` with a command, and kills `monarch run` when the command has printed
-    "here". The command runs until the end of the block, because its input stays open so long."""
+    "here". The command goes on, because its standard input stays open until the end of the block.
+    """
     with subprocess.Popen(
         run_of(session, *command),
         env=session.env(preload=False),
@@ -85,7 +86,7 @@ def is_gone(session: Session) -> bool:
 def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], files: Files) -> None:
     plain, left, taken, shared = (session_factory(files.root) for _ in range(4))
     reader = (sys.executable, "-I", "-S", "-c", READER, str(files.path("f00001")))
-    # The command ends when its `monarch run` ends, and leaves the reader behind.
+    # The command ends when its `monarch run` ends, but the reader that it has started goes on.
     script = 'exec 3<&0; "$@" <&3 & while kill -0 $PPID 2>/dev/null; do sleep 0.1; done'
     with ExitStack() as stack:
         # Neither the shell nor cat opens a file of the source.
@@ -115,8 +116,8 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
 
 
 def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
-    """The daemon of a killed run still serves the command of this run. The next `monarch run` is
-    served by the same daemon."""
+    """The daemon of a killed run still serves the command of this run. The same daemon serves the
+    next `monarch run`."""
     session = session_factory(files.root)
     with killed(session, "sh", "-c", "echo here; exec cat"):
         pid = session.status()["pid"]

@@ -176,8 +176,8 @@ EACH_CHECK = [
 
 @pytest.mark.parametrize("kind", ["control", "clients", "catalog", "directory"])
 def test_damaged_segments_harm_nobody(abandoned: Session, files: Files, kind: str) -> None:
-    """If segments are damaged, programs still read the right bytes, and the next daemon serves the
-    programs. The test then kills this daemon, and applies the next damage to its segments."""
+    """If segments are damaged, programs still read the right bytes, and the next daemon serves
+    these programs. Then the test kills this daemon, and damages its segments in the next way."""
     plain = abandoned.run([*READ_ALL, str(files.root)], preload=False)
     damages = [damage for damage in sized(EACH_CHECK, DAMAGES) if damage.__name__.startswith(kind)]
     assert damages
@@ -198,7 +198,7 @@ def test_a_daemon_whose_clients_were_zeroed_ends(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
     """A daemon ends in order even if its clients segment was overwritten with zeros. This segment
-    has the count of sleeping threads, which the daemon has to wake when it ends."""
+    counts the sleeping threads, which the daemon has to wake when it ends."""
     session = session_factory(files.root).start()
     session.wait_scanned()
     check_all(session, files)

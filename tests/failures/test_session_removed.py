@@ -1,6 +1,6 @@
 """If the session's directory or a part of it is removed while a daemon serves, the daemon ends, and
-no program reads old copies. Such a removal happens if the epilogue of a batch system empties shared
-memory, or if systemd does so when the user logs out (RemoveIPC).
+no program reads old copies. This happens if the epilogue of a batch system empties shared memory,
+or if systemd empties it when the user logs out (RemoveIPC).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from monarch_py.storage.tiers import tier_root
 
 # The daemon must end within this time [s]. An idle daemon checks its session once a second.
 NOTICED_S = 5.0
-# Opens the file again at each step, and reports the descriptor's path and the first bytes.
+# At each step, opens the file again, and reports the path of the descriptor and the file's first
+# bytes.
 REOPEN = """
 while True:
     fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -82,7 +83,7 @@ def replace(path: Path) -> None:
 PARTS = ["clients", "catalog", "socket", "control replaced"]
 
 
-# The short cases are one file that is removed, and one that is replaced.
+# Without --long, one file is removed, and one file is replaced.
 @pytest.mark.parametrize("part", cases(PARTS, ["catalog", "control replaced"]))
 def test_a_part_of_it(session_factory: Callable[..., Session], files: Files, part: str) -> None:
     session = session_factory(files.root).start()

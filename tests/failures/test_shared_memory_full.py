@@ -57,7 +57,7 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
     assert_one_sentence(serve.stderr, shm)
     start = session.monarch("start")
     assert start.returncode == 3
-    assert_one_sentence(start.stderr, shm)  # even if the log has no room for the sentence
+    assert_one_sentence(start.stderr, shm)  # even if the log has no room for this message
     done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
     assert_one_sentence(done.stderr, shm)
@@ -93,8 +93,8 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
         loop.wait_passes(2)
         take_the_rest(shm)
         loop.wait_passes(2)
-        # On a fast source, as in memory, fills use only a tenth of the time that programs leave, so
-        # it may take a while until copies serve.
+        # On a fast source, such as memory, fills use only a tenth of the time that programs leave.
+        # So it may take a while until copies serve.
         wait_until(lambda: session.totals()["hits"] > 0, what="copies that serve", timeout=60)
         status = session.status()
         assert 1000 < status["catalog_entries"] < 1000 * FOLDERS
@@ -129,8 +129,9 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
 def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """If the catalog cannot grow, the daemon continues, although copies come and go. Each new copy
-    takes a place in an index of the catalog, and only a move to a larger catalog frees places."""
+    """If the catalog cannot grow, the daemon goes on while copies come and go. Each new copy takes
+    a place in an index of the catalog, and places become free only when the catalog moves to a
+    larger one."""
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
@@ -156,15 +157,16 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
 def test_a_client_on_a_full_shm_is_not_disturbed(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """Clients can write to every page of their segment even if shared memory is full, because all
-    pages were allocated before. A write to any other page would kill the client."""
+    """Clients can write to every page of their segment even if shared memory is full, because the
+    daemon has allocated all pages. A write to a page that was not allocated would kill the client.
+    """
     files = Files(tmp_path / "source").add_many(200, 3000)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
     session.wait_scanned()
     take_the_rest(shm)
-    # The client writes all parts of its segment: wants, unknown paths, and changes in many places
-    # of the filter.
+    # The client writes to all parts of its segment: wanted files, unknown paths, and changes in
+    # many places of the filter.
     session.python(
         "import os, sys\n"
         "for i in range(400):\n"

@@ -1,5 +1,5 @@
-"""Where `ulimit` allows too few open files, or too small files, commands name the limit and the
-value that is needed."""
+"""If `ulimit` allows too few open files, or too small files, commands name the limit and the value
+that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.session import Session
 
 
 def limited(session: Session, limit: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the command line under a limit of the shell."""
+    """Runs a `monarch` command under a limit that the shell sets (`ulimit`)."""
     return subprocess.run(
         ["/bin/bash", "-c", f'ulimit {limit}; exec "$@"', "sh", *session.command(*words)],
         env=session.env(preload=False),

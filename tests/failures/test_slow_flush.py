@@ -1,5 +1,5 @@
-"""On this source, closing a file is slow. A promotion closes the source's file. Only two threads
-wait for this close: the promoting thread, and a thread that locks the same file."""
+"""A promotion closes the source's file, and on this source a close is slow. Only two threads wait
+for the close: the promoting thread, and a thread that locks the same file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE, FLUSH_S = MIB + 17, 4.0
-# usage: A B   A thread reads A when A has a copy. Meanwhile the main thread locks B, forks, uses
+# usage: A B   When A has a copy, a thread reads A. Meanwhile the main thread locks B, forks, uses
 # and closes the descriptor of A, and locks A through another descriptor. The program reports how
 # long each call took.
 PROGRAM = """
@@ -79,7 +79,7 @@ def test_nobody_waits_for_the_close_of_a_file_that_a_copy_has_replaced(
         assert max(waits) < FLUSH_S / 3, waits
         assert read > FLUSH_S * 0.9
         # At the slow close, the kernel drops the process's locks on the file. So a new lock has to
-        # wait for this close.
+        # wait until the close has ended.
         assert lock > FLUSH_S / 3
         source.latency(fsync=0)
         program.go()

@@ -50,8 +50,8 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
         here = session.run(look, preload=False).returncode
         wait_until(partial(_ends, session, look, here), what=f"what {name} is")
         same_without(session, look)
-    # Three files were in the catalog and could not be filled: a/f1, a/b/f2, and a/b/f1, which was
-    # opened through a link.
+    # Three files were in the catalog and could not be filled: a/f1, a/b/f2 and a/b/f1. The last one
+    # was opened through a link.
     wait_until(
         lambda: session.status()["sources"][0]["bypass"] == {"changed": 3}, what="the lost files"
     )
@@ -199,11 +199,11 @@ def test_another_user_gets_no_file_that_is_not_theirs_from_our_copies(
     ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].returncode == runs[1].returncode == 0
-    # The other user has no daemon under this configuration, and the library says so.
+    # No daemon serves the other user under this configuration, and the library says so.
     assert runs[0].stderr.count("\n") == 1
     assert "no daemon serves" in runs[0].stderr
     assert "EACCES" in runs[0].stdout
-    # A process that attaches as our user, and then becomes the other user, must also see the same
+    # A process that attaches as our user, and then becomes the other user, must see the same files
     # with and without the library.
     script = (
         "import os, sys\n"

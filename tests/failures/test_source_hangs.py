@@ -122,7 +122,7 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{COUNT} copies checked, 0 damaged\n"
         verified = (done.returncode, done.stdout, done.stderr)
-    # The commands must behave in a similar way if the dataset was removed.
+    # If the dataset was removed, the commands must fail in a similar way.
     text = session.config.read_text()
     session.config.write_text(text.replace(str(mounted.mountpoint), str(tmp_path / "gone")))
     for words in (["run", "--", "true"], ["verify", "--source"]):
@@ -143,8 +143,8 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """A daemon ends in time although its threads hang at the source: first in a fill, and another
-    daemon in a scan. The next daemon finds a clean tier."""
+    """Two daemons end in time although their threads hang at the source: the first daemon's in a
+    fill, and the second daemon's in a scan. The next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()
@@ -169,7 +169,7 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
         said, error = warm.communicate(timeout=ENDS_S)
         assert (warm.returncode, error) in [(3, f"monarch: {why}\n") for why in ENDED]
     mounted.latency(read=0)
-    session.stop()  # reaps the daemon, whose process ends only when the source has answered
+    session.stop()  # reaps the daemon's process, which ends only when the source has answered
     mounted.latency(readdir=HANGS_S)
     mounted.reset()
     job = begun(session, "run", "--", *WAITS)

@@ -26,8 +26,8 @@ def capacity(mount_point: Path) -> int:
 
 
 def level(mount_point: Path, quota_bytes: int = 0) -> dict[str, object]:
-    """Returns the settings of a tier. The default quota is the size of the whole file system, in
-    which there are also other files."""
+    """Returns the settings of a tier. The default quota is the size of the whole file system,
+    although other files take some of it."""
     return {
         "mount_point": mount_point,
         "max_storage_quota": quota_bytes or capacity(mount_point),
@@ -36,7 +36,7 @@ def level(mount_point: Path, quota_bytes: int = 0) -> dict[str, object]:
 
 
 def fill_up(mount_point: Path, leave_bytes: int = 0) -> None:
-    """Makes a file that takes all free room except for `leave_bytes`."""
+    """Makes a file that takes all free room but `leave_bytes`."""
     with (mount_point / "ballast").open("wb", buffering=0) as ballast:
         size, part = 0, 1 << 30
         while part >= 4096:
@@ -61,8 +61,8 @@ def copies_on(mount_point: Path) -> int:
 
 @pytest.fixture(params=cases(["tmpfs", "ext4", "xfs"], ["ext4", "xfs"]))
 def small(request: pytest.FixtureRequest, mounts: Mounts) -> Path:
-    """Returns the mount point of a file system with about 40 MiB of free room. This is less than
-    the quota of a tier on it."""
+    """Returns the mount point of a file system with about 40 MiB of free room. The quota of a tier
+    on it is larger."""
     sizes = {"tmpfs": 64 * MIB, "ext4": 64 * MIB, "xfs": 300 * MIB}
     point: Path = getattr(mounts, request.param)("small", sizes[request.param])
     fill_up(point, leave_bytes=40 * MIB)
@@ -105,8 +105,8 @@ def test_the_first_tier_is_filled_first(
 def test_somebody_takes_the_room_while_files_are_filled(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """If another file takes the room for fills that have begun, these fills fail. Programs read the
-    files from the source, or the files are copied to the next tier."""
+    """If another file takes the room of fills that have begun, these fills fail. The files are then
+    copied to the next tier, or programs read them from the source."""
     count = sized(300, 600)
     files = Files(tmp_path / "source").add_many(count, 60_000)
     first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)
@@ -125,7 +125,7 @@ def test_somebody_takes_the_room_while_files_are_filled(
     assert 20 < copies_on(first) < count
     check_all(session, files)
     assert_quiet(session)
-    # After the tiers were cleared, room that has become free is used again.
+    # After the copies are dropped, the room of the removed file is used as well.
     (first / "ballast").unlink()
     session.forget()
     assert settle(session) == {"present": count}
@@ -135,8 +135,8 @@ def test_somebody_takes_the_room_while_files_are_filled(
 def test_a_full_disk_is_not_tried_for_ever_for_empty_files(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """The daemon does not try forever to copy empty files to a full disk. An empty file has no
-    content, but its name needs room."""
+    """The daemon does not try forever to copy empty files to a full disk. An empty file needs no
+    room for content, but for its name."""
     count = sized(1000, 3000)
     files = Files(tmp_path / "source").add_many(count, 0)
     point = mounts.ext4("first", 16 * MIB)
@@ -217,9 +217,9 @@ def test_who_takes_the_room_of_a_tier_is_told(
         assert others in session.monarch("status").stdout
         done = session.monarch("warm")
         assert 0 < session.status()["tiers"][0]["files"] < count
-        assert (done.returncode, done.stderr) == (0, "")  # the tier is not at fault
+        assert (done.returncode, done.stderr) == (0, "")  # a full tier is no failure
         assert "because other files take 13 MiB: remove files there, or add" in done.stdout
-        # The room that the copies take is not counted as taken by others.
+        # The room that copies take does not count as taken by other files.
         found = session.monarch("doctor", "--json")
         (tier,) = [f for f in json.loads(found.stdout) if f["what"] == "tier (ssd)"]
         assert told in tier["hint"]

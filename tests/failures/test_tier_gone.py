@@ -37,15 +37,15 @@ def add_late(session: Session, files: Files) -> None:
     """Adds files and reads them, so that the daemon writes to the tier."""
     for i in range(5):
         files.add(f"late{i}", 20_000)
-    wait_until(  # a listing may be a second old
+    wait_until(  # a listing may be up to a second old
         lambda: read_all(session, files.root).keys() == files.digests.keys(), what="the late names"
     )
     check_all(session, files)
 
 
 def wait_late(session: Session, files: Files) -> None:
-    """Reads all files again and again until all have copies. A file that was read before the daemon
-    knew it is copied only when a program reads it again."""
+    """Reads all files again and again until all of them have copies. A file that was read before
+    the daemon had it in the catalog is copied only when a program reads it again."""
 
     def all_present() -> bool:
         check_all(session, files)
@@ -54,7 +54,7 @@ def wait_late(session: Session, files: Files) -> None:
     wait_until(all_present, timeout=90, what="the late copies")
 
 
-@pytest.mark.usefixtures("alone")  # new files may get inode numbers of files that others write
+@pytest.mark.usefixtures("alone")  # new files may get inode numbers of other tests' files
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_directory_of_the_tier_is_removed(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
@@ -118,7 +118,7 @@ def test_a_persistent_tier_that_was_never_used_is_in_order(
         assert (done.returncode, done.stdout, done.stderr) == (0, f"0 copies {said}\n", "")
 
 
-@pytest.mark.usefixtures("alone")  # new files may get inode numbers of files that others write
+@pytest.mark.usefixtures("alone")  # new files may get inode numbers of other tests' files
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_tier_becomes_read_only(
     session_factory: Callable[..., Session],
@@ -131,7 +131,8 @@ def test_the_tier_becomes_read_only(
     tiers = [level(first, persistent=persistent), level(tmp_path / "second")]
     session = session_factory(files.root, tiers=tiers).start()
     assert settle(session) == {"present": 30}
-    # The kernel also makes the file system read-only in this way when the device fails.
+    # With this option, the kernel makes the file system read-only, as it does when the device
+    # fails.
     mounts.remount(first, "abort")
     hits = session.totals()["hits"]
     check_all(session, files)
@@ -172,8 +173,8 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     mounts: Mounts,
     is_gone: bool,
 ) -> None:
-    """If a dropped copy no longer exists, its room counts as free. If a copy cannot be removed, its
-    room still counts as used, and the daemon gives up the tier."""
+    """If a dropped copy no longer exists, its room counts as free. If the daemon cannot remove a
+    dropped copy, its room still counts as used, and the daemon gives up the tier."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     assert settle(session) == {"present": 30}
     before = used_bytes(session)
@@ -349,7 +350,7 @@ def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     wait_until(lambda: not list((tier_root(point) / "c").iterdir()), what="the copies' end")
     said = session.python(OWN_FILES, point, "45").splitlines()
     own = {path.stat().st_ino for path in point.glob("own*")}
-    assert numbers & own, "no number was given again: the test says nothing"
+    assert numbers & own, "no inode number was used again, so this test has tested nothing"
     expected = f"10 {oct(stat.S_IFREG | 0o640)} {oct(stat.S_IFREG | 0o600)} b'CHECKpoint'"
     assert said == [expected] * 45
     assert {path.stat().st_mode for path in files.root.iterdir()} == modes

@@ -1,4 +1,4 @@
-"""Reads from a tier hang while the daemon reads copies of this tier ahead."""
+"""The daemon reads copies of a tier ahead, and these reads hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_py.plan import Plan
 
 MANY, SIZE, THREADS = 200, 50_000, 4
 HANGS_S = 3600.0
-# Opens files in the order of a training, but does not read them.
+# Opens files in the order in which a training reads them, but does not read them.
 OPEN = "import os, sys\nfor path in sys.argv[1:]: os.close(os.open(path, os.O_RDONLY))"
 READ = """
 import hashlib, sys
@@ -43,7 +43,7 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
     tmp_path: Path,
 ) -> None:
     """Fills do not wait for threads that hang while they read copies ahead. In this test, the tier
-    has room for half of the files, and every thread may do work for which no reader waits."""
+    has room for half of the files. Every thread may do work that no reader waits for."""
     tier = slow_factory()
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=2)
     (tmp_path / "area").mkdir()
@@ -67,7 +67,8 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
         opened = [str(files.path(names[unit])) for unit in first_epoch(plan)]
         done = session.run([sys.executable, "-c", OPEN, *opened])
         assert (done.returncode, done.stderr) == (0, "")
-        # The daemon reads ahead those of the tier's copies that the second epoch uses first.
+        # The daemon reads copies of the tier ahead, beginning with those that the second epoch uses
+        # first.
         wait_until(lambda: tier.counts()["read"] == THREADS // 2, what="threads that hang")
         session.wait_idle()
         late = Files(files.root)

@@ -22,8 +22,8 @@ from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
 PAUSE_S = 0.3  # between two commands of Alice
-# If Bobby may rename Alice's directory, he replaces it by his own directory. The files in it have
-# the names and sizes of Alice's copies.
+# As Bobby, replaces Alice's directory by his own, if he may rename it. The files in his directory
+# have the names and sizes of Alice's copies.
 PLANT = """
 cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
 for name in $2; do head -c $3 /dev/zero > monarch-$1/c/$name; chmod 444 monarch-$1/c/$name; done
@@ -113,7 +113,7 @@ class Site:
         return [copy.stat().st_size for copy in copies] == [SIZE] * COUNT
 
     def plant(self) -> bool:
-        """Tries to replace the tier's directory as Bobby. Returns whether this succeeded."""
+        """As Bobby, tries to replace the tier's directory. Returns whether this succeeded."""
         names = " ".join(path.name for path in (self.mount / f"monarch-{ALICE}/c").iterdir())
         words = ("sh", "-c", PLANT, str(self.mount), str(ALICE), names, str(SIZE))
         return self.run(BOBBY, *words).returncode == 0
@@ -165,7 +165,7 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"chmod +t {site.mount}",
     )
     assert list(site.mount.iterdir()) == []
-    # If the hint is followed, Bobby cannot replace the directory.
+    # If Alice follows the hint, Bobby cannot replace the directory.
     site.mount.chmod(0o1777)
     site.serve()
     site.fill()
@@ -218,7 +218,7 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
 
         assert read() == site.right
         assert site.status()["totals"]["hits"] >= COUNT
-        # The suspended daemon notices nothing, but a new process notices the replacement.
+        # The suspended daemon cannot notice the replacement, but a new process notices it.
         site.daemon.send_signal(signal.SIGSTOP)
         site.mount.chmod(0o777)
         assert site.plant()
@@ -242,8 +242,8 @@ def test_copies_that_are_planted_while_a_daemon_serves_are_not_read(site: Site) 
         f"tier {site.mount} goes unused: its directory was removed or replaced;"
         " run `monarch stop` and `monarch start` to make it again"
     )
-    # The daemon removes Alice's copies from the directory to which Bobby has moved them. It does
-    # not remove the files that Bobby has put where the copies were.
+    # The daemon removes Alice's copies from the directory `aside`, to which Bobby has moved them.
+    # It does not remove Bobby's own files in the tier's directory.
     wait_until(lambda: not list((site.mount / "aside/c").iterdir()), what="no copies left")
     site.end()
     site.daemon = None

@@ -1,5 +1,5 @@
-"""If several daemons need the same session or tier, one daemon gets it. The messages of the others
-name this daemon."""
+"""If several daemons need the same session or tier, only one daemon gets it. The messages of the
+other daemons name this daemon."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_without_any_other_tier_it_does_not_start(
     assert start.returncode != 0
     assert start.stderr.count("\n") == 1
     assert f"is held by the daemon of {first.config} (process " in start.stderr
-    # Jobs whose configuration has no daemon read the source.
+    # No daemon serves the second configuration, so its jobs read the source.
     check_all(first, files)
     done = other.monarch("run", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
@@ -150,7 +150,7 @@ def test_a_tier_is_free_again_when_its_daemon_was_killed(
     other = session_factory(files.root, tiers=[shared]).start()
     assert settle(other) == {"present": 10}
     check_all(other, files)
-    # The copies of the killed daemon no longer exist, so this daemon's clients read the source.
+    # The copies of the killed daemon no longer exist, so its clients read the source.
     check_all(first, files)
 
 

@@ -1,5 +1,6 @@
-"""Tests of changes made by functions that are easy to overlook. Also of processes that may not see
-the same files as the daemon: threads with their own root directory, and root without capabilities.
+"""Tests of changes that programs make by functions that are easy to overlook. Also tests of
+processes that may not see the same files as the daemon: threads with their own root directory, and
+root without capabilities.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WAYS = re.findall(r'^    \{"(\w+)", ', SOURCE.read_text(), re.M)
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("unseen")
-    # Like libc, this library is loaded after Monarch's. It has functions that libc may lack.
+    # Like libc, this library is loaded after Monarch's library. It has functions that older
+    # versions of libc lack.
     newer = build_program(place / "libnewer.so", HERE / "newer_libc.c", flags=["-fPIC", "-shared"])
     flags = ["-Wl,--no-as-needed", str(newer)]
     return build_program(place / "unseen", SOURCE, flags=flags)
@@ -198,4 +200,4 @@ def test_the_root_changes_while_another_thread_finds_out_whether_it_is_ours(
         if not int(is_held):
             break
         looks = nth
-    assert looks >= 2, "it has not looked at the root and at the name space"
+    assert looks >= 2, "the library has not checked both the root and the mount namespace"

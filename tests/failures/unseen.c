@@ -1,9 +1,9 @@
 /* Changes the file `f0` of a directory without calling open(). So a library that interposes only
  * open() does not see the change.
  *
- *   unseen WAY DIRECTORY
+ *   unseen METHOD DIRECTORY
  *
- * Ends with status 77 if the system does not support WAY. */
+ * Ends with status 77 if the system does not support METHOD. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>

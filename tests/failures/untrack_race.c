@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
     char link[32], name[4096] = "";
     must(argc == 3, "usage");
     other = argv[2];
-    int low[] = {dup(0), dup(0), dup(0)}; /* kept for `hold`, which opens the lowest numbers */
+    int low[] = {dup(0), dup(0), dup(0)}; /* freed below, for `hold` */
     fd = open(argv[1], O_RDONLY);
     for (int i = 0; i < 3; i++)
         close(low[i]);
