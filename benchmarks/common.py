@@ -310,8 +310,8 @@ class Asked(Protocol):
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns (answer of `ours`, answer of `plain`) to each line except the first one, which warms
-    both up. `ours` and `plain` alternate in answering first, because the state of the caches at the
-    start of one results from the other."""
+    both up. `ours` and `plain` alternate in answering first, because the first answer changes the
+    caches that the second one finds."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

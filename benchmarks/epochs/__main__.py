@@ -160,7 +160,7 @@ class Epochs:
             ),
             Result(
                 "source_attributes",
-                "attributes asked of the source, median of these epochs",
+                "requests for attributes at the source, median of these epochs",
                 "",
                 statistics.median(asked),
                 0,

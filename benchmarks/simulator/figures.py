@@ -292,9 +292,9 @@ def shown(document: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.figures")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
+    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
     arguments = parser.parse_args()
     documents = {}

@@ -133,7 +133,7 @@ def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Pa
     started.nodes.set_link(2, up=False)
     nodes = nodes_seen_by(started, 0, config)
     assert [node["why"] for node in nodes] == ["", "", "does not answer"]
-    # From the machine that is cut off, none of the others answers.
+    # The machine that is cut off gets no answer from the others.
     alone = nodes_seen_by(started, 2, config)
     assert [node["why"] for node in alone] == ["does not answer", "does not answer", ""]
     started.nodes.set_link(2, up=True)

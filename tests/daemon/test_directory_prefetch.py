@@ -199,7 +199,7 @@ def test_directories_are_known_by_four_names() -> None:
     assert not directories.note(0, "a/x/9")  # its directory is filled already
     assert not directories.note(1, "a/x/9")
     assert [directories.note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
-    assert filled() == [(0, "a", True)]  # the directory a/x, which was filled, is part of it
+    assert filled() == [(0, "a", True)]  # the walk of `a` includes a/x, which was filled before
     assert not directories.note(0, "a/b/c/d")
     assert [directories.note(0, name) for name in "1234"] == [False, False, False, True]
     assert filled() == [(0, "", False), (0, "a", True)]
@@ -327,7 +327,7 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
             session.status()["sources"][0]["bypass"]
             == {"no_room": len(wanted - names_present(session))}
         ),
-        what="each file that is left out to be told as one",
+        what="a report of `no_room` for each file that is left out",
     )
     wait_until(lambda: time.monotonic() - refused_at > 2 * unused.ONE_USE_S, what="another use")
     read(session, *own)

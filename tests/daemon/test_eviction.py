@@ -321,7 +321,7 @@ def test_looks_take_a_small_part_of_the_time(
     assert copies.asked == 2
 
 
-# --- what comes, and when -----------------------------------------------------------------------
+# --- the next uses of files ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("done", [0, 1, 30, 100])

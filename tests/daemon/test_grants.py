@@ -82,7 +82,7 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     engine.ask(1)
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
-    assert not engine.is_left(), "the loop is at its turn, and will see it"
+    assert not engine.is_left(), "the loop is in a turn, in which it finds the demand itself"
     engine.grant(PLENTY)
     await_copy(engine, 1)
 
@@ -115,7 +115,7 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
     engine.ask(fit)
     await_left(engine)
     assert state(engine, fit) == State.ABSENT
-    assert engine.clients.demand[fit] != 0, "the loop decides, and the reader waits for it"
+    assert engine.clients.demand[fit] != 0, "the reader waits for the loop's decision"
     assert len(engine.end_grant()) == fit
 
 

@@ -94,8 +94,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the marks of the wanted files, on which policy is to decide. Returns the files'
-    entries."""
+    """Takes the marks of the wanted files, as the loop does before policy decides on the files.
+    Returns the files' entries."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(

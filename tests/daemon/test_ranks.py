@@ -60,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # Since a rank has only eight slices on average, the slowest rank may take longer than the mean
-    # by the effect that one slice has for an average load.
+    # A rank has only eight slices on average, so the shares are coarse: the slowest rank may take
+    # longer than the mean.
     assert seconds.max() / seconds.mean() <= 1.4
 
 

@@ -92,7 +92,7 @@ def slow_peer() -> Site:
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
     """The source may replace the second of two holders, whichever holder is asked first. The owner
-    is known to have the file, and the other node is not known to lack it."""
+    is known to have the file, and the other node may have it."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)

@@ -93,7 +93,7 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     assert 0 < in_tier < 8
     assert 5 <= told["files"] <= 13
     assert told["staged"] - told["dropped"] == told["files"]
-    assert told["staged"] > MANY, "each epoch stages what does not lie there any more"
+    assert told["staged"] > MANY, "files that were dropped are staged again in each epoch"
     assert source["present"] == in_tier + told["files"]
     assert source["absent"] == MANY - source["present"], "the next open wants what has gone"
     assert source["bypass"] == {}
@@ -112,7 +112,7 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     read_each(session, paths[:6])  # one in the tier, five staged
     assert staged(session) == 5
     read(session, paths[1])  # the program opens the copy, and asks the daemon for nothing
-    wait_until(lambda: not opened(session), what="the turn in which the daemon hears of it")
+    wait_until(lambda: not opened(session), what="the turn in which the daemon notices the open")
     read_each(session, paths[6:7])
     hits = session.totals()["hits"]
     read(session, paths[1])

@@ -104,8 +104,8 @@ class Trials:
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
-        """Links a program and returns its path. `changes` are made to C files of csrc before; they
-        put in a bug that a trial must find."""
+        """Links a program and returns its path. `changes` are made to copies of C files of csrc
+        first: they put in a bug that a trial must find."""
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)

@@ -74,7 +74,7 @@ def copies_are_right(cluster: Cluster) -> bool:
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root alone")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_nothing_of_him_is_taken_and_nothing_given(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

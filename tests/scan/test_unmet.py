@@ -13,7 +13,7 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# The source answers after this time [s]: later than the program of the test ends, also on a busy
+# The time after which the source answers [s]. The test's program ends earlier, even on a busy
 # machine.
 LATENCY_S = 1.5
 
@@ -32,7 +32,7 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waited for the source would not answer before
+    assert not is_known()  # a loop that waited for the source could not answer yet
     wait_until(is_known, what="the file")
 
 
@@ -87,7 +87,7 @@ def test_every_way_to_open_tells_of_a_file(
 
 
 class Source:
-    """A source that gives one answer for each release of `lets`."""
+    """A source that gives one answer each time `lets` is released."""
 
     def __init__(self) -> None:
         self.lets = threading.Semaphore(0)

@@ -89,8 +89,8 @@ def epoch_ends(
     sizes: list[int], steps: int, staging: int, read: float, compute: float
 ) -> list[float]:
     """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
-    after the other. A sample is read when there is room for it, which samples that are in use or
-    were used make, and when the epoch before the last one has ended."""
+    after the other. A sample frees its room when its use begins. A sample is read once there is
+    room for it and the epoch before the previous one has ended."""
     read_end, ends, held = 0.0, [0.0], 0
     used: list[float] = []  # when each sample's use begins
     gone = 0  # samples that have left the buffer

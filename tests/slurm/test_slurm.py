@@ -274,7 +274,7 @@ exit 7""",
     assert [node["answers"] for node in nodes] == [True] * COUNT
     victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
-    # Wait until the victim's `serve` has ended, and Slurm knows it.
+    # Wait until Slurm has noticed the end of the victim's `serve`.
     said_of = (jobs.directory / "said").read_text
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
