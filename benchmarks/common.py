@@ -211,7 +211,7 @@ class Daemon:
         words = catalog.words
         chosen = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
         if word.tier(words[chosen]).any():
-            raise RuntimeError("a copy lies in a tier other than the only one")
+            raise RuntimeError("a copy lies in a tier that is not configured")
         copies = Path(self.status()["tiers"][0]["copies"])
         logical = [f"{self.source}/{catalog.path(int(i))}" for i in np.flatnonzero(chosen)]
         return logical, [f"{copies}/{copy_name(n)}" for n in word.copy(words[chosen]).tolist()]

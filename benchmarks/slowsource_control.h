@@ -18,7 +18,7 @@ struct control {
     _Atomic uint64_t ready;               /* 1 from the kernel's first request on */
     _Atomic uint64_t rate;                /* [bytes/s], of the link; 0: no limit */
     _Atomic uint64_t fail;                /* errno of every operation; 0: none fails */
-    _Atomic uint64_t latency_ns[N_KINDS]; /* read again during the wait */
+    _Atomic uint64_t latency_ns[N_KINDS]; /* read again while an operation waits */
     _Atomic uint64_t count[N_KINDS];
     _Atomic uint64_t bytes_read, bytes_written;
 };

@@ -171,7 +171,7 @@ def grid(part: int, slower: int) -> dict[str, Any]:
     title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
     if slower > 1:
         title += f"\nfile system at 1/{slower} of its rates"
-    title += f"\n1/{part} of the files and capacities; times for all"
+    title += f"\n1/{part} of the files and capacities; times of all files"
     return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
 
 

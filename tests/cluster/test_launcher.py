@@ -147,7 +147,7 @@ def test_a_node_without_a_network_has_itself(network: pytest.MonkeyPatch) -> Non
     assert serving_address(config()) == "127.0.0.1"
 
 
-# --- whether the nodes go together ----------------------------------------------------------------
+# --- whether the nodes fit together ---------------------------------------------------------------
 
 
 def info(node: int) -> NodeInfo:

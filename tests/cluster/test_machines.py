@@ -126,7 +126,7 @@ def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) 
         return got, sum(report["nodes"]["served_bytes"] for report in reports)
 
     size = sum(file.stat().st_size for file in files)
-    wait_until(lambda: min(got_and_given()) >= size, what="what the others keep")
+    wait_until(lambda: min(got_and_given()) >= size, what="the files that other machines keep")
 
 
 def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Path) -> None:

@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # Without --long, test_launcher.py checks this without ranks, and the cases above also test
-        # status 2.
+        # Without --long, test_launcher.py covers this case without ranks, and the cases above also
+        # test status 2.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -50,7 +50,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # Without --long, test_a_port_that_is_taken checks this.
+        # Without --long, test_a_port_that_is_taken covers this case.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,

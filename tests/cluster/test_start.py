@@ -180,7 +180,7 @@ def test_one_node_needs_no_mpi(
     done = local.monarch("start", "--alone", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 0, done.stderr
     assert not sprung.exists()
-    # With several ranks, mpi4py is imported, which shows that the trap works.
+    # With several ranks, the false mpi4py is imported. So the test would notice such an import.
     done = local.monarch("start", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 3
     assert done.stderr.startswith("monarch: 2 processes were started together, which needs mpi4py")

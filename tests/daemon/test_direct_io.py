@@ -139,6 +139,6 @@ def test_a_source_without_it(
     session.start(prefix=("env", f"LD_PRELOAD={no_direct_io}", f"NO_DIRECT_IO={fault}"))
     fill(session)
     wait_until(lambda: cached_files(source) == COUNT, what="pages of all files")
-    # Only the files that were being read when the first such read failed were read twice.
+    # Only files that were being read when the first read with O_DIRECT failed were read twice.
     assert source.counts()["bytes_read"] < 1.5 * COUNT * SIZE
     read_all(session, source, epoch_reader)

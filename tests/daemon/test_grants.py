@@ -303,7 +303,7 @@ def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
         await_copy(engine, 3)
         placed = engine.end_grant()
         assert placed["id"].tolist() == [0, 3]
-        assert placed["tier"].tolist() == [1, 0], "what is kept does not go into the area"
+        assert placed["tier"].tolist() == [1, 0], "a file that the node keeps must go to its tier"
         engine.grant(nothing, area, first_copy=2000, staged_bytes=SIZE)
         engine.catalog.set_state(one(3), State.ABSENT)
         engine.ask(3)

@@ -407,7 +407,7 @@ def test_a_file_for_which_no_tier_has_room(
             said = session.python(reading("parts"), path).split()
             assert said == [digest(content(101, LARGE))]
         read(session, own_source, "parts", 1)
-        wait_until(lambda: present(session) == 1, what="a copy that has room")
+        wait_until(lambda: present(session) == 1, what="the copy of the small file")
         wait_until(
             lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="the reason"
         )
@@ -613,7 +613,7 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: D
         with subprocess.Popen(command, env=session.env(), stdout=PIPE, text=True) as reader:
             wait_until(lambda: waits_for_a_lock(reader), what="a wait for the lock")
             session.connection.ask("warm", entries=[entry], ticket="test")
-            wait_until(lambda: present(session) == 2, what="a copy of what was there")
+            wait_until(lambda: present(session) == 2, what="a copy of the locked file")
             new = content(102, LARGE)
             written.write(new)
             written.flush()

@@ -168,7 +168,7 @@ def test_a_copy_that_was_dropped_before_its_result_was_taken_stays_dropped(
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.ABSENT, 0, 0, copy)
     assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
-    assert copies.dropping == 1, "it is removed once"
+    assert copies.dropping == 1, "the copy must be removed once"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
-        assert a <= b, "who loads more has less"
+        assert a <= b, "a rank that loads more has a smaller share"
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -191,7 +191,7 @@ def test_counters_that_a_client_has_spoiled() -> None:
     assert min(node.told[-1].values()) >= 1
 
 
-# --- what a plan says -----------------------------------------------------------------------------
+# --- what a plan predicts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("node", [0, 1])

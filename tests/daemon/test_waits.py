@@ -56,7 +56,9 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
     """The file was opened after the daemon last took requests, so the file is still ABSENT."""
-    assert answers(clients, catalog) == (0, False), "nobody will fill it"
+    assert answers(clients, catalog) == (0, False), (
+        "the demand of an unwanted file must be answered"
+    )
     lib.monarch_want_file(clients, 0)
     assert answers(clients, catalog) == (1, True)
     ids = np.zeros(64, dtype=np.uint64)
@@ -164,7 +166,7 @@ def test_waiting_begins_again_after_a_while(
         assert waits >= most
         program.go()
         program.wait()
-        assert session.totals()["waits"] == waits, "it waited once more at once"
+        assert session.totals()["waits"] == waits, "the reader waited again too soon"
         waits = read_until(session, program, "waits", waits + 1)
         program.go("fork")
         program.wait()
@@ -225,7 +227,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
     wanted = np.unique(rng.integers(0, MAX_FILES, 5000)).tolist()
     for entry in wanted:
         assert lib.monarch_want_file(clients, entry)
-        assert not lib.monarch_want_file(clients, entry), "the daemon knows of it"
+        assert not lib.monarch_want_file(clients, entry), "a second request counts as new"
     taken: list[int] = []
     while some := take(clients, 1000):
         assert len(some) <= 1000

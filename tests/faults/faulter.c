@@ -129,7 +129,7 @@ static struct thread *thread_of(pid_t tid) {
     return unused;
 }
 
-/* --- what a call is ------------------------------------------------------------------------------
+/* --- the class of a call -------------------------------------------------------------------------
  */
 
 static uint64_t argument(const struct user_regs_struct *r, int i) {

@@ -79,7 +79,9 @@ class Trials:
         for change in changes:
             file = copy / change.file
             text = file.read_text()
-            assert text.count(change.old) == 1, f"{change.file} has not once: {change.old}"
+            assert text.count(change.old) == 1, (
+                f"{change.file} must contain this once: {change.old}"
+            )
             file.write_text(text.replace(change.old, change.new))
         return copy
 

@@ -56,7 +56,7 @@ def test_rows_are_recorded_after_an_error(
     failed, recorded = failing_once(monkeypatch, error)
     keeper.add([row(1)])
     wait_until(failed.is_set, what="the error")
-    wait_until(lambda: keeper.broken, what="its consequence")
+    wait_until(lambda: keeper.broken, what="the report of the error")
     keeper.add([row(2)])
     wait_until(lambda: recorded() == [2], what="the second row")
     assert why in keeper.tier.unrecorded
