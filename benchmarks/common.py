@@ -211,7 +211,7 @@ class Daemon:
         words = catalog.words
         chosen = (word.state(words) == State.PRESENT) & (catalog.entries["kind"] == Kind.FILE)
         if word.tier(words[chosen]).any():
-            raise RuntimeError("a copy lies in a tier other than the only one")
+            raise RuntimeError("a copy lies in a tier that is not configured")
         copies = Path(self.status()["tiers"][0]["copies"])
         logical = [f"{self.source}/{catalog.path(int(i))}" for i in np.flatnonzero(chosen)]
         return logical, [f"{copies}/{copy_name(n)}" for n in word.copy(words[chosen]).tolist()]
@@ -310,8 +310,8 @@ class Asked(Protocol):
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns (answer of `ours`, answer of `plain`) to each line except the first one, which warms
-    both up. `ours` and `plain` alternate in answering first, because the state of the caches at the
-    start of one results from the other."""
+    both up. `ours` and `plain` alternate in answering first, because the first answer changes the
+    caches that the second one finds."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

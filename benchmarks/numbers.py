@@ -1,4 +1,4 @@
-"""Ratios of paired rounds, their spread, a description of the machine, the report.
+"""Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
 A machine that others use too is never equally fast twice, so times of two separate runs are not
 compared. Both variants of a measurement run at the same time and alternate in short rounds. Each

@@ -184,7 +184,7 @@ def main() -> int:
         document = json.loads(file.read_text())
         name = document.get("benchmark")
         if name not in DRAWN:
-            sys.exit(f"benchmarks.plot: {file} is of none of the benchmarks {', '.join(DRAWN)}")
+            sys.exit(f"benchmarks.plot: {file} is not the output of one of {', '.join(DRAWN)}")
         draw, panels = DRAWN[name]
         figure = Figure(figsize=(8 if panels == 1 else 10, 4.5), layout="constrained")
         draw(document, figure.subplots(1, panels))

@@ -18,7 +18,7 @@ ALLOWED = {
         "a property of the machine's disk: there is no O_DIRECT read to compare"
     ),
     r"/dev/fuse is closed to all but root": (
-        "without udev nobody opens the device to users; root's mounts are tested all the same"
+        "without udev, users get no access to the device; root's mounts are still tested"
     ),
     r"the kernel does not say how long time slices are": (
         "kernels before Linux 6.12, and those without CONFIG_SCHED_DEBUG"

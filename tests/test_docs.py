@@ -29,7 +29,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         name, _, anchor = target.partition("#")
-        assert "://" not in name, f"{target}: pages stand for themselves"
+        assert "://" not in name, f"{target}: pages must not link to the web"
         there = page.parent / name if name else page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target

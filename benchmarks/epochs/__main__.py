@@ -160,7 +160,7 @@ class Epochs:
             ),
             Result(
                 "source_attributes",
-                "attributes asked of the source, median of these epochs",
+                "requests for attributes at the source, median of these epochs",
                 "",
                 statistics.median(asked),
                 0,
@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
     parser.add_argument("--only", choices=["content", "metadata"], help="one half alone")
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
-    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
+    parser.add_argument("--tier", type=Path, help="directory of the copies; default: --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()

@@ -88,7 +88,7 @@ def count_metadata(
                 time.sleep(LOOK_S)
                 later.append(_epoch(walker, slow))
     if any(met != expected for met, _ in later):
-        raise RuntimeError("an epoch under the library met something else than one without it")
+        raise RuntimeError("an epoch under the library found other items than one without it")
     steps = {step: _median([reached[step] for _, reached in later]) for step in STEPS}
     total = statistics.median(sum(n.total() for n in reached.values()) for _, reached in later)
     share = total / sum(counts.total() for counts in without.values())

@@ -281,7 +281,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each measurement")
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
-    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
+    parser.add_argument("--tier", type=Path, help="directory of the copies; default: --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()

@@ -196,11 +196,12 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """Returns one answer of the reader for each epoch, with what the source has counted since
-        the source's own start.
+        """Runs the reader, and returns its answer for each epoch. `source` of an answer has the
+        source's counts since the source's own start.
 
-        cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is this CPU
-            time at the reader's start, `daemon_s` the increase from then to the epoch's end
+        cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is the
+            daemon's CPU time at the reader's start, and `daemon_s` is the increase from then to the
+            end of the epoch
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, EPOCHS, share]
@@ -308,7 +309,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "program",
-            "  CPU of the program in epoch 1, less plain's, / file",
+            "  CPU of the program in epoch 1, beyond plain's, / file",
             median(lambda o, p: (o[0]["program_s"] - p[0]["program_s"]) / files * 1e6),
             None,
             "us",
@@ -333,7 +334,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "metadata",
-            "  metadata operations besides opens, less plain's, / file"
+            "  metadata operations besides opens, beyond plain's, / file"
             + (" that is not read" if case.is_lazy else ""),
             median(lambda o, p: metadata(case, o, p)),
             0.1 if case.is_lazy else 1.1,

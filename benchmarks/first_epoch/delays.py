@@ -108,7 +108,7 @@ def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[s
             raise RuntimeError(f"{told['failed']} files could not be read")
         fills = _present(daemon) - before
         if beside and fills >= FILLED - THREADS:
-            raise RuntimeError("all was filled before the readers had ended")
+            raise RuntimeError("all files were filled before the readers had ended")
         return {"p50_s": told["p50_s"], "p99_s": told["p99_s"], "fills": fills}
 
 

@@ -68,7 +68,7 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
 
     torch.set_num_threads(1)
     order = batches(len(records))
-    dataset: Any = records  # not a subclass of Dataset, which DataLoader does not require
+    dataset: Any = records  # DataLoader does not require a subclass of Dataset
     theirs: Any = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=order,

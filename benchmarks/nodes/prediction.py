@@ -188,8 +188,8 @@ class Run:
 
 
 def _epochs(run: Measured) -> list[Simulated]:
-    """Returns the epochs. If the buffers were filled before the first step, the bytes read then do
-    not count."""
+    """Returns the epochs. If the buffers were filled before the first step, the bytes that filled
+    them do not count."""
     ends = [run.first_step, *run.epoch_end.tolist()]
     peers = run.bytes[:, PLACES.index("remote")].tolist()
     source = run.pfs_bytes.tolist()

@@ -116,9 +116,9 @@ def lines_of(name: str, runs: Sequence[Replayed]) -> list[Result]:
         for origin in ("source", "peers")
     }
     lines = [
-        (f"replay_{name}", f"{name}: the run, simulated / real, apart", abs(seconds - 1), LIMIT),
-        (f"replay_{name}_epoch", "  its worst epoch", abs(worst - 1), LIMIT),
-        (f"replay_{name}_source", "  bytes of the source, of all, apart", apart["source"], None),
-        (f"replay_{name}_peers", "  bytes from peers, of all, apart", apart["peers"], None),
+        (f"replay_{name}", f"{name}: error of the simulated time", abs(seconds - 1), LIMIT),
+        (f"replay_{name}_epoch", "  the same, worst epoch", abs(worst - 1), LIMIT),
+        (f"replay_{name}_source", "  error of the bytes from the source", apart["source"], None),
+        (f"replay_{name}_peers", "  error of the bytes from peers", apart["peers"], None),
     ]
     return [Result(key, what, "", value, limit) for key, what, value, limit in lines]

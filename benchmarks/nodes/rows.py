@@ -23,9 +23,9 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# SPARE, JUST: the size of a node's tier relative to its share of the dataset, with spare room or
-# with just enough for names and partial blocks. STAGING: the size of the small staging area
-# relative to the dataset.
+# The size of a node's tier, relative to the node's share of the dataset: SPARE leaves room to
+# spare, and JUST is just enough for names and partial blocks. STAGING: the size of the small
+# staging area relative to the dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
@@ -257,7 +257,7 @@ class Rows:
             )
         return [
             Result(
-                "killed_results", "one daemon killed: epochs that read otherwise", "", differing, 0
+                "killed_results", "one daemon killed: epochs with other bytes", "", differing, 0
             ),
             Result("killed_epoch", "  epoch / the simulator's", "", statistics.median(ratio), 1.1),
             Result("killed_wait", "  longest single read", "s", max(longest), 2),

@@ -224,7 +224,7 @@ def main() -> int:
         "--compile", type=int, default=COMPILED_FILES, help="C files that are compiled"
     )
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
-    parser.add_argument("--tier", type=Path, help="where the copies are made; by default as --dir")
+    parser.add_argument("--tier", type=Path, help="directory of the copies; default: --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()

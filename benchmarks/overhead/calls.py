@@ -61,7 +61,7 @@ class Calls:
         if failed:
             raise RuntimeError(f"{operation.what}: {failed} operations failed")
         if any(mine[3] != theirs[3] for mine, theirs in answers):
-            raise RuntimeError(f"{operation.what}: the two did not list the same number of names")
+            raise RuntimeError(f"{operation.what}: the processes listed different numbers of names")
         wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
         result = paired(
             operation.name,

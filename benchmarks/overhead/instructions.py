@@ -46,7 +46,7 @@ def _instructions(program: Path, call: str, number: int, environment: dict[str, 
     )
     found = re.search(r"^(?:summary|totals): (\d+)", counted.read_text(), re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"valgrind has written no sum to {counted}")
+        raise RuntimeError(f"valgrind has written no instruction count to {counted}")
     return int(found[1])
 
 

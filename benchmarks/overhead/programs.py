@@ -25,8 +25,8 @@ REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
 # Compiling a thousand files takes 15 s; this number of files gives the same ratio.
 COMPILED_FILES = 5
-# Starts in a round. Rounds are short so that other load of the machine affects both variants
-# equally. Programs that take little time get MORE_ROUNDS times as many rounds.
+# The number of starts in a round. Rounds are short so that other load of the machine affects both
+# variants equally. Programs that take little time get MORE_ROUNDS times as many rounds.
 STARTS, MORE_ROUNDS = 2, 8
 # The program includes headers, as every program does: most files that a compiler opens are headers.
 PROGRAM = """#include <stdio.h>
@@ -213,8 +213,8 @@ def _make_repository(root: Path) -> None:
             directory.mkdir(parents=True)
         file = directory / f"file{number:04d}.txt"
         file.write_text(f"{number}\n")
-        # The file is made older than the index. Otherwise git would read it, because it could not
-        # rule out a change.
+        # The file is made older than the index. Otherwise git could not rule out a change, and
+        # would read the file.
         os.utime(file, (1_600_000_000, 1_600_000_000))
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run([*GIT, "-C", str(root), *command], check=True, env=plain_environment())

@@ -116,7 +116,7 @@ def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
     return [
         per_gib(
             "sent_unknown",
-            "CPU time, sent, of a file without known sums",
+            "sender's CPU time for a file without known sums",
             [served for _, _, served in unknown],
             size,
             None,

@@ -27,7 +27,7 @@ class FileServer(PeerServer):
     def _begin(self, bounds: Any) -> Any:
         self._table: Any = lib.monarch_peer_table_new()
         if self._table == ffi.NULL:
-            raise MemoryError("no memory for the files that peers are served")
+            raise MemoryError("no memory for the table of shared files")
         return lib.monarch_peer_server_start(self._table, bounds, self._party.content_key)
 
     def _end(self, server: Any) -> None:

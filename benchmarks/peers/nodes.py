@@ -44,7 +44,7 @@ def _set_namespace(fd: int) -> None:
 def why_no_nodes() -> str | None:
     """Returns one sentence on what is missing here; None if nodes can be created."""
     if os.geteuid() != 0:
-        return "network namespaces can be made by root alone"
+        return "only root can create network namespaces"
     for name, package in _TOOLS.items():
         if shutil.which(_tool(name)) is None:
             return f"{name} is missing: install {package}"
@@ -52,7 +52,7 @@ def why_no_nodes() -> str | None:
     try:
         _run("ip", "netns", "add", probe)
     except subprocess.CalledProcessError as error:
-        return f"this kernel makes no network namespace: {error.stderr.decode().strip()}"
+        return f"no network namespace can be created here: {error.stderr.decode().strip()}"
     _run("ip", "netns", "del", probe)
     return None
 

@@ -33,7 +33,7 @@ MIB = 1 << 20
 class Training:
     """A training, and its limits.
 
-    limits : for a node's plan, and for the holders [s];  memory_limit [bytes]
+    limits : on the time for a node's plan, and on that for the holders [s];  memory_limit : [bytes]
     """
 
     what: str

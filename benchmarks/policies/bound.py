@@ -44,7 +44,7 @@ def bound(program: Program, prices: Floats) -> float:
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
-    # The sums go node by node, so that no table of all nodes is needed.
+    # The sums are computed node by node, so that no table of all nodes is needed.
     for node, price in enumerate(prices):
         gain = program.values(node) - price
         np.maximum(largest, gain, out=largest)
@@ -55,8 +55,8 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
-    """Returns (nodes,) twice: each price, rounded to the nearest value of a file at that node, and
-    to the least value that is not below the price.
+    """Returns two arrays (nodes,): each price rounded to the nearest value of a file at that node,
+    and each price rounded up to the next such value.
 
     If thousands of files have the same value, the best price is that value, and a slightly
     different price increases the bound by the difference for each of these files.

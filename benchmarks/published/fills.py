@@ -115,7 +115,9 @@ def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]
         if len(files) < end - first:
-            raise CannotRunError("The epochs end before a node has read a shard's number of files.")
+            raise CannotRunError(
+                "The epochs end before a node has read as many files as a shard has."
+            )
         if inputs.sizes[np.unique(files)].sum() > _room(inputs, MEMORY):
             raise CannotRunError("A node's part of the dataset does not fit into its memory.")
         holders.hold(node, files, MEMORY, _load(inputs, log, node, files, MEMORY))

@@ -164,10 +164,10 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """Returns (n,) values for access to single elements, which takes a third of numpy's time."""
+    """Returns (n,) values as an array whose single elements are read in a third of numpy's time."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """Returns (n,) values for access to single elements."""
+    """Returns (n,) values as an array whose single elements are read faster than numpy's."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

@@ -37,9 +37,9 @@ class ClassPrefetchers:
     def fill(self, node: int) -> None:
         """Places files into each class in turn, until the next file of the order does not fit.
 
-        A thread fetches new files directly after the files placed before. It is never idle in
-        between: the requests after which more files may fit are the first ones, and they come long
-        before the thread has fetched everything placed so far.
+        A thread fetches new files directly after the files placed before, without an idle time in
+        between. Only the first requests of a run can lead to new files, and by then the thread has
+        not yet fetched everything placed so far.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):
@@ -109,8 +109,8 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns (files,) when the fetch of each file began: when its thread had fetched the file
-    before."""
+    """Returns (files,) the time at which the fetch of each file began [s]: the end of the thread's
+    previous fetch or, for its first file, the time at which the thread was free."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
     begins[: len(threads)] = threads[: len(ends)]

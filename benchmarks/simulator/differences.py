@@ -202,9 +202,9 @@ def tables(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.differences")
-    parser.add_argument("--only", default="", help="runs whose set or policy holds this text")
-    parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
+    parser.add_argument("--only", default="", help="runs whose set or policy contains this text")
+    parser.add_argument("--json", type=Path, help="write everything here as JSON")
+    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
     modelled: list[dict[str, Any]] = []

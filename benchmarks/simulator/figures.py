@@ -171,7 +171,7 @@ def grid(part: int, slower: int) -> dict[str, Any]:
     title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
     if slower > 1:
         title += f"\nfile system at 1/{slower} of its rates"
-    title += f"\n1/{part} of the files and capacities; times for all"
+    title += f"\n1/{part} of the files and capacities; times of all files"
     return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
 
 
@@ -292,9 +292,9 @@ def shown(document: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.figures")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, help=f"where the tables go: {PAGE}, none of a part")
+    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
     arguments = parser.parse_args()
     documents = {}

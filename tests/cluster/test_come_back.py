@@ -1,5 +1,5 @@
-"""One daemon of several has died: the same `start` again brings it back to those that still
-serve."""
+"""One of several daemons has died. The same `start` command, run again, starts it, and it rejoins
+the daemons that still serve."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
 
 
 def test_it_may_be_in_the_foreground(few: Local) -> None:
-    """`serve` brings a daemon back in the foreground, and runs until this daemon ends, whatever the
-    daemons do that served before."""
+    """`serve` starts the missing daemon again in the foreground. The command runs until this daemon
+    ends, no matter what the other daemons do."""
     with subprocess.Popen(
         few.command("serve", "-c", few.template),
         env=few.env(),
@@ -224,7 +224,7 @@ def test_it_does_not_start(standing: Local) -> None:
 
 def test_another_tree_is_there_now(standing: Local) -> None:
     if os.geteuid() != 0:
-        pytest.skip("mounts can be made by root alone")
+        pytest.skip("only root can mount")
     tree, other = source_of(standing), standing.directory / "other"
     other.mkdir()
     inside = f'unshare --mount sh -c \'mount --bind {other} {tree} && exec "$@"\' sh "$@"'

@@ -28,7 +28,7 @@ from monarch_py.util.launcher import VARIABLES, Launch, launched, with_rank
         ({"PMI_SIZE": "4", "PMI_RANK": "3"}, Launch(3, 4)),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, Launch(1, 2)),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, Launch(7, 8)),
-        # A batch script has the variables of the job's tasks, but is no step.
+        # A batch script has the variables of the job's tasks, but is not itself a step.
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
         # mpiexec runs within a step of Slurm that has one task on each node.
         (
@@ -147,7 +147,7 @@ def test_a_node_without_a_network_has_itself(network: pytest.MonkeyPatch) -> Non
     assert serving_address(config()) == "127.0.0.1"
 
 
-# --- whether the nodes go together ----------------------------------------------------------------
+# --- whether the nodes fit together ---------------------------------------------------------------
 
 
 def info(node: int) -> NodeInfo:

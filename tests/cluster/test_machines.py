@@ -126,14 +126,14 @@ def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) 
         return got, sum(report["nodes"]["served_bytes"] for report in reports)
 
     size = sum(file.stat().st_size for file in files)
-    wait_until(lambda: min(got_and_given()) >= size, what="what the others keep")
+    wait_until(lambda: min(got_and_given()) >= size, what="the files that other machines keep")
 
 
 def test_a_machine_that_is_cut_off_does_not_answer(started: Machines, config: Path) -> None:
     started.nodes.set_link(2, up=False)
     nodes = nodes_seen_by(started, 0, config)
     assert [node["why"] for node in nodes] == ["", "", "does not answer"]
-    # From the machine that is cut off, none of the others answers.
+    # The machine that is cut off gets no answer from the others.
     alone = nodes_seen_by(started, 2, config)
     assert [node["why"] for node in alone] == ["does not answer", "does not answer", ""]
     started.nodes.set_link(2, up=True)

@@ -20,8 +20,9 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# The most requests for attributes that a further node causes, whatever the size of the dataset.
-# `start` and the daemon check the root, and compare a file to see that the source is the same.
+# The maximum number of requests for attributes that each additional node causes, whatever the size
+# of the dataset. `start` and the daemon check the root, and compare a file to find out whether the
+# nodes have the same source.
 LOOKS_OF_A_NODE = 25
 
 
@@ -119,7 +120,7 @@ def test_another_tree_under_the_same_name_is_refused(
 ) -> None:
     """A start is refused if the source, or a part of it, is another directory on one node."""
     if os.geteuid() != 0:
-        pytest.skip("mounts can be made by root alone")
+        pytest.skip("only root can mount")
     other = tmp_path / "other"
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():

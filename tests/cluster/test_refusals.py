@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # Without --long, test_launcher.py checks this without ranks, and the cases above end with
-        # status 2 too.
+        # Without --long, test_launcher.py covers this case without ranks, and the cases above also
+        # test status 2.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -50,7 +50,7 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # Without --long, test_a_port_that_is_taken checks this.
+        # Without --long, test_a_port_that_is_taken covers this case.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,
@@ -119,7 +119,7 @@ def test_a_tier_that_another_daemon_holds(tree: Path, local_factory: Callable[..
         assert done.returncode == 3
         assert "#1: the daemon did not start: no tier can be used: " in done.stderr
         assert len(done.stderr.splitlines()) == 1
-        assert len(local.daemons()) == 1  # the one of the other configuration
+        assert len(local.daemons()) == 1  # the daemon of other.yaml
     finally:
         assert local.monarch("stop", "-c", other).returncode == 0
 
@@ -159,7 +159,7 @@ def test_a_placeholder_takes_a_launcher(tree: Path, local_factory: Callable[...,
 
 
 def test_a_launcher_of_another_mpi(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """With srun without --mpi, every task is alone in its MPI."""
+    """Under srun without --mpi, each task is the only rank that its MPI sees."""
     local = local_factory(tree, 2)
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = local.monarch("start", "-c", local.template, **env)

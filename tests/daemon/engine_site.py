@@ -101,7 +101,7 @@ class Engine:
         lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers), copies, sizes)
 
     def result(self) -> Results:
-        """(1,) The next result, which must be DONE. The caller settles it."""
+        """Returns (1,) the next result, which must be DONE. The caller settles the result."""
         out = np.zeros(1, dtype=RESULT)
         where = pointer(out)
         wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
@@ -120,8 +120,8 @@ class Engine:
         return int(np.count_nonzero(np.array(list(self.fills.word))))
 
     def ask(self, entry: int, place: int | None = None) -> None:
-        """Marks the file as wanted and demands its first unit, as a reader does that has opened the
-        file, or a thread that answers a peer's request.
+        """Marks the file as wanted and demands its first unit. A reader that has opened the file
+        does the same, and so does a thread that answers a peer's request.
 
         place : index in the table of demands; by default, the entry's number"""
         lib.monarch_want_file(self.clients, entry)
@@ -141,8 +141,8 @@ class Engine:
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """Claims a file as a program does that reads it, or, with the flag MONARCH_CLAIM_HANDED, as
-        a program does that has handed it over."""
+        """Claims a file like a program that reads it. With the flag MONARCH_CLAIM_HANDED, claims it
+        like a program that has handed it over."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
 

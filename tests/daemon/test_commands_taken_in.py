@@ -89,7 +89,7 @@ def test_a_daemon_without_descriptors_is_not_deaf_for_good(
             said = session.log.read_text
             wait_until(
                 lambda: "commands must wait: the daemon cannot accept connections now" in said(),
-                what="its complaint",
+                what="the daemon's warning",
             )
     finally:
         daemon.rlimit(psutil.RLIMIT_NOFILE, before)
@@ -117,7 +117,9 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
         try:
             looked = executor.submit(session.connection.ask, "open")
             hangs = Path(f"/proc/{daemon.pid}/task")
-            wait_until(lambda: any(map(waits_for_fuse, hangs.iterdir())), what="the look to hang")
+            wait_until(
+                lambda: any(map(waits_for_fuse, hangs.iterdir())), what="a thread that hangs"
+            )
             assert session.status()["pid"] == daemon.pid
             session.stop()
         finally:

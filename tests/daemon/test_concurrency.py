@@ -102,7 +102,7 @@ def test_chance_does_not_keep_it_low(size: int) -> None:
             files += max(0, round(chance.gauss(expected, expected**0.5)))
             reads.step(now_s, Counted(files * size, files), is_full=True)
         soon.append(now_s)
-    assert sorted(soon)[180] < 1.5, "one in ten takes longer"
+    assert sorted(soon)[180] < 1.5, "more than one run in ten takes too long"
     assert max(soon) < 4
 
 
@@ -178,7 +178,7 @@ def test_a_rate_counts_only_while_more_is_wanted() -> None:
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)
-    assert reads.width == FIRST, "a window in which less was wanted has been judged"
+    assert reads.width == FIRST, "the width was changed after a window that must not count"
 
 
 def test_a_trial_that_nobody_filled_is_made_again() -> None:
@@ -224,9 +224,9 @@ def test_what_programs_make_each_other_wait_is_their_least() -> None:
     clock.run(Source(0.001, size=4096, slots=1, readers=1), 2 * HOLD)
     crowd = Source(0.001, size=4096, slots=1, readers=40)
     clock.run(crowd, HOLD)
-    assert 4 in clock.widths[-HOLD:], "nobody noticed"
+    assert 4 in clock.widths[-HOLD:], "the width was not lowered to find the cause of the waits"
     clock.run(crowd, 20 * HOLD)
-    assert max(clock.widths[-10 * HOLD :]) > 4, "they are blamed on the fills for good"
+    assert max(clock.widths[-10 * HOLD :]) > 4, "the fills are blamed for the waits for good"
 
 
 def test_opens_are_judged_by_their_least_of_the_last_minute() -> None:
@@ -244,7 +244,7 @@ def test_opens_are_judged_by_their_least_of_the_last_minute() -> None:
     assert not any(open_some(0.004 * LATE * 0.99, 5))
     assert all(open_some(0.004 * LATE * 1.01, 5))
     assert all(open_some(0.008, MEMORY_S - 12))
-    assert not any(open_some(0.008, 15)[-10:]), "what was a minute ago is not forgotten"
+    assert not any(open_some(0.008, 15)[-10:]), "opens of a minute ago still count"
 
 
 def test_a_few_opens_say_nothing_until_they_are_more() -> None:

@@ -15,8 +15,8 @@ from support.session import Session, wait_until
 
 from monarch_py.demo.slowsource import SlowSource
 
-# So many files that most are read after the first 32 have shown that the source makes readers wait.
-# The last page of each file is not full.
+# There are so many files that most are read only after the first 32 have shown that the source
+# makes readers wait. The last page of each file is not full.
 COUNT, SIZE = 240, 40_007
 Factory = Callable[..., Session]
 
@@ -60,7 +60,7 @@ def test_most_files_leave_nothing_in_the_page_cache(
     session_factory: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
     """The first files are read through the page cache, until they have shown that the source makes
-    readers wait, and so is every 32nd file after them."""
+    readers wait. After that, only every 32nd file is read through the page cache."""
     session = session_factory(source.mountpoint, prefetch="eager").start()
     fill(session)
     assert source.counts()["bytes_read"] == COUNT * SIZE
@@ -111,8 +111,9 @@ def test_a_file_that_a_program_has_read_is_not_read_again(
 def test_files_that_became_shorter_do_not_end_it(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon notices at the end of such a file's read that the file has changed. That is no
-    failure of O_DIRECT, which is used for the other files."""
+    """Some files have become shorter since the scan. The daemon notices this at the end of the
+    read. It does not take this for a failure of O_DIRECT, and reads the other files with
+    O_DIRECT."""
     source = slow_factory(keep_pages=True, attr_timeout=60)
     make_files(source.backing, COUNT, SIZE)
     source.latency(read=0.001)
@@ -138,6 +139,6 @@ def test_a_source_without_it(
     session.start(prefix=("env", f"LD_PRELOAD={no_direct_io}", f"NO_DIRECT_IO={fault}"))
     fill(session)
     wait_until(lambda: cached_files(source) == COUNT, what="pages of all files")
-    # Only the files that were being read when the first such read failed were read twice.
+    # Only files that were being read when the first read with O_DIRECT failed were read twice.
     assert source.counts()["bytes_read"] < 1.5 * COUNT * SIZE
     read_all(session, source, epoch_reader)

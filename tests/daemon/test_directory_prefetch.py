@@ -199,7 +199,7 @@ def test_directories_are_known_by_four_names() -> None:
     assert not directories.note(0, "a/x/9")  # its directory is filled already
     assert not directories.note(1, "a/x/9")
     assert [directories.note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
-    assert filled() == [(0, "a", True)]  # the directory a/x, which was filled, is part of it
+    assert filled() == [(0, "a", True)]  # the walk of `a` includes a/x, which was filled before
     assert not directories.note(0, "a/b/c/d")
     assert [directories.note(0, name) for name in "1234"] == [False, False, False, True]
     assert filled() == [(0, "", False), (0, "a", True)]
@@ -327,7 +327,7 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
             session.status()["sources"][0]["bypass"]
             == {"no_room": len(wanted - names_present(session))}
         ),
-        what="each file that is left out to be told as one",
+        what="a report of `no_room` for each file that is left out",
     )
     wait_until(lambda: time.monotonic() - refused_at > 2 * unused.ONE_USE_S, what="another use")
     read(session, *own)
@@ -459,7 +459,7 @@ def test_a_plan_has_an_order_of_its_own(
         with monkeypatch.context() as followed:
             followed.setattr(PlanManager, "is_active", property(lambda _: True))
             read(session, *some(flat, NAMES))
-            wait_until(lambda: present(session) == NAMES, what="what was opened")
+            wait_until(lambda: present(session) == NAMES, what="copies of the opened files")
             assert_quiet_here(daemon)
             assert present(session) == NAMES
         wait_until(lambda: present(session) == MANY, what="all copies")
@@ -476,14 +476,18 @@ def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> Non
         one, other = nodes.all
         read(one, *some(flat, NAMES))
         kept = wait_until(lambda: int(one.nodes()["kept_files"]), what="the nodes' agreement")
-        wait_until(lambda: len(one.copies()) == kept, timeout=60, what="what it keeps")
+        wait_until(
+            lambda: len(one.copies()) == kept, timeout=60, what="the files that the node keeps"
+        )
         assert_quiet(one)
         assert len(one.copies()) == kept < MANY
         given = len(other.copies())
         assert 0 < given < MANY
         read(other, *some(flat, NAMES, first=NAMES))
         kept = int(other.nodes()["kept_files"])
-        wait_until(lambda: len(other.copies()) == kept > given, what="what the other keeps")
+        wait_until(
+            lambda: len(other.copies()) == kept > given, what="the files that the other node keeps"
+        )
         assert sum(node.totals()["source_bytes_read_by_fills"] for node in nodes.all) == MANY * SIZE
 
 
@@ -497,7 +501,7 @@ def test_nothing_is_filled_ahead_unless_it_is_wanted(
     session = auto(session_factory, flat.root, **settings)
     read(session, *some(flat, 2 * NAMES))
     expected = 0 if "switch_file" in settings else 2 * NAMES
-    wait_until(lambda: present(session) == expected, what="what was opened")
+    wait_until(lambda: present(session) == expected, what="copies of the opened files")
     assert_quiet(session)
     assert present(session) == expected
 

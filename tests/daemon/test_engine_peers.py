@@ -26,8 +26,8 @@ ROOM = TierRoom(8 << 20, 1000, 4096, 512)
 
 
 class Answerer:
-    """A peer that has the files of a source. It answers a request with the next status of
-    `statuses`, or, if there is none or this one is OK, with the bytes."""
+    """A peer that has the files of a source. It answers each request with the next status of
+    `statuses`. If the status is OK, or none is left, it sends the bytes."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -144,8 +144,8 @@ def test_a_copy_is_its_file_whatever_a_peer_answers(
 
 
 def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) -> None:
-    """A peer that has no whole copy yet sends the last block last. So a reader who wants it first
-    gets it from the source."""
+    """A peer whose copy is not complete yet sends the last block at the end. So a reader that wants
+    the last block first gets it from the source."""
     last = LONG - LONG % BLOCK
     site.engine.demand(2, place=0, unit=last // lib.MONARCH_UNIT)
     assert site.fill(2) == NONE
@@ -154,7 +154,8 @@ def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) ->
 
 
 def test_the_rate_of_a_peer_that_has_given_a_file_is_known(site: Site) -> None:
-    """It is not known of the first time, because the peer may have waited for the source then."""
+    """The first file that the peer gives is not measured, because the peer may have waited for the
+    source."""
     engine = site.engine
     site.answerer.content = (engine.source / "f0").read_bytes()
     home = np.zeros(1, dtype=HOME)

@@ -228,7 +228,7 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     before = copies_in(session)
     assert len(before) > HALF // 2
     with training.reader(EPOCHS - 1) as reader:
-        wait_until(lambda: training.tier["evicted"] > 0, what="the first to go", every=0.001)
+        wait_until(lambda: training.tier["evicted"] > 0, what="the first eviction", every=0.001)
         session.kill()
         reader.end()
     training.start()
@@ -241,7 +241,7 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     (folder,) = session.tiers[0].glob("monarch-*/c")
     wait_until(
         lambda: sorted(copies_in(session).values()) == sorted(folder.iterdir()),
-        what="a manifest that knows what is there",
+        what="a manifest of exactly the present copies",
     )
     after = copies_in(session)
     assert len(after) == training.tier["files"] > 0
@@ -278,7 +278,7 @@ def test_without_a_plan_nothing_goes(
     assert session.status()["sources"][0]["bypass"]["no_room"] > 0
 
 
-# --- how often it looks -------------------------------------------------------------------------
+# --- how often the daemon looks for copies to evict ---------------------------------------------
 
 
 class SlowTiers:
@@ -321,7 +321,7 @@ def test_looks_take_a_small_part_of_the_time(
     assert copies.asked == 2
 
 
-# --- what comes, and when -----------------------------------------------------------------------
+# --- the next uses of files ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("done", [0, 1, 30, 100])

@@ -60,7 +60,7 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     make_files(root, MANY, SIZE)
     session = session_factory(root, prefetch="on_demand").start()
     session.wait_scanned()
-    assert fast_sources(session) == 0, "nothing is known yet"
+    assert fast_sources(session) == 0, "a source without measurements counts as fast"
     copied = range(1, MANY - 3)
     assert read(session, root, *copied) == right(*copied)
     wait_until(lambda: fast_sources(session) == 1, what="a fast source")
@@ -91,8 +91,8 @@ def test_what_most_of_the_last_files_took_decides() -> None:
     assert found[0] == 0
     assert len(changes) == 2
     becomes, ends = changes.tolist()
-    assert 15 <= becomes <= 30, "a few do not make it fast"
-    assert many + 15 <= ends <= many + 35, "neither do a few take that away"
+    assert 15 <= becomes <= 30, "a few fast opens make the source fast"
+    assert many + 15 <= ends <= many + 35, "a few slow opens make the source slow"
 
 
 def test_a_slow_source_is_waited_for(
@@ -165,13 +165,15 @@ def test_sources_are_fast_by_fills_and_before_by_opens(engine: engine_module.Eng
     def are_fast(files: int, opens: int, mean_s: float) -> bool:
         return engine._are_fast(Counted(0, files, opens, opens * mean_s))
 
-    assert not are_fast(0, 0, 0.0), "nothing is known"
-    assert not are_fast(0, 15, 5e-6), "too few"
+    assert not are_fast(0, 0, 0.0), "a source without measurements counts as fast"
+    assert not are_fast(0, 15, 5e-6), "too few opens make the source fast"
     assert are_fast(0, 16, 5e-6)
-    assert not are_fast(0, 16, 40e-6), "asks a server"
-    assert not are_fast(32, 1000, 5e-6), "fills say what is so"
+    assert not are_fast(0, 16, 40e-6), "a source with the latency of a server counts as fast"
+    assert not are_fast(32, 1000, 5e-6), (
+        "the source counts as fast although fills show that it is slow"
+    )
     engine._shared.control.fast_sources = 1
-    assert not are_fast(32, 1000, 5e-6), "one of two"
+    assert not are_fast(32, 1000, 5e-6), "the sources count as fast although only one of two is"
     engine._shared.control.fast_sources = 3
     assert are_fast(32, 1000, 40e-6)
 
@@ -191,19 +193,19 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
 
     assert width(0.0, is_fast=False) == 64
     assert not engine.stands_back
-    assert width(1.0, is_fast=True) == 1, "nothing is known of the cores yet"
-    assert width(2.0, is_fast=True) == 1, "all cores are busy"
+    assert width(1.0, is_fast=True) == 1, "fills take more before the idle cores are measured"
+    assert width(2.0, is_fast=True) == 1, "fills take more although all cores are busy"
     assert engine.stands_back
     programs = Counted(opens=1000, open_s=1000 * 2e-6)
-    assert width(3.5, is_fast=True) == 0, "programs see themselves how fast it is"
-    assert width(3.6, is_fast=True) == 1, "they have opened nothing since"
+    assert width(3.5, is_fast=True) == 0, "no fill may run while programs measure the source"
+    assert width(3.6, is_fast=True) == 1, "a fill must run when programs open nothing"
     programs = Counted(opens=1016, open_s=0.002 + 16 * 100e-6)
-    assert width(3.7, is_fast=True) == 1, "some of it is not at hand any more"
+    assert width(3.7, is_fast=True) == 1, "a fill must run if some opens are slow"
     programs = Counted(opens=2000, open_s=programs.open_s + 984 * 2e-6)
-    assert width(4.05, is_fast=True) == 1, "a part of the time"
+    assert width(4.05, is_fast=True) == 1, "a fill must run for a part of the time"
     programs = Counted(opens=3000, open_s=programs.open_s + 1000 * 2e-6)
     engine._shares = True
-    assert width(4.5, is_fast=True) == 1, "other nodes may wait for it"
+    assert width(4.5, is_fast=True) == 1, "a fill must run if other nodes may wait for it"
     monkeypatch.setattr(Cores, "idle", idle.IDLE_CORES)
     assert width(6.0, is_fast=True) == 64
     assert not engine.stands_back
@@ -240,8 +242,8 @@ EARLY, LATE = 200, 200
 def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """If a source is at hand, only one descriptor in 256 is followed, because to follow a
-    descriptor costs more than to read the file. So most reads come from the source, although the
+    """If a source is fast, the library follows only one descriptor in 256, because following a
+    descriptor costs more than reading the file. So most reads come from the source, although the
     copies exist by then."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
@@ -262,7 +264,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
-@pytest.mark.long  # without --long, the two tests of idle cores check this
+@pytest.mark.long  # without --long, the two tests of idle cores cover this case
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
     """Fills from a fast source leave the cores to busy programs. If no core is idle, the daemon
     uses only a small part of one core."""

@@ -419,7 +419,9 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
     # For ten seconds after an error, the daemon opens the files and does not read the pack.
     failed_at = time.monotonic()
     assert opens() == 20
-    wait_until(lambda: time.monotonic() - failed_at > 9.5, what="the most of them", every=0.1)
+    wait_until(
+        lambda: time.monotonic() - failed_at > 9.5, what="nearly all of the ten seconds", every=0.1
+    )
     wait_until(lambda: opens() == 0, timeout=60, what="a read of the pack", every=0.3)
     touch(site.pack)
     assert opens() == 20

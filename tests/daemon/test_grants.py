@@ -82,7 +82,7 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     engine.ask(1)
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
-    assert not engine.is_left(), "the loop is at its turn, and will see it"
+    assert not engine.is_left(), "the loop is in a turn, in which it finds the demand itself"
     engine.grant(PLENTY)
     await_copy(engine, 1)
 
@@ -115,7 +115,7 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
     engine.ask(fit)
     await_left(engine)
     assert state(engine, fit) == State.ABSENT
-    assert engine.clients.demand[fit] != 0, "the loop decides, and the reader waits for it"
+    assert engine.clients.demand[fit] != 0, "the reader waits for the loop's decision"
     assert len(engine.end_grant()) == fit
 
 
@@ -303,7 +303,7 @@ def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
         await_copy(engine, 3)
         placed = engine.end_grant()
         assert placed["id"].tolist() == [0, 3]
-        assert placed["tier"].tolist() == [1, 0], "what is kept does not go into the area"
+        assert placed["tier"].tolist() == [1, 0], "a file that the node keeps must go to its tier"
         engine.grant(nothing, area, first_copy=2000, staged_bytes=SIZE)
         engine.catalog.set_state(one(3), State.ABSENT)
         engine.ask(3)

@@ -71,7 +71,7 @@ def reading(way: str) -> str:
 
 class Ground:
     """A slow source with directories of MANY files each, and a session that serves it. Each test
-    takes a new directory, no page of whose files is in memory."""
+    takes a new directory, and no page of that directory's files is in memory."""
 
     def __init__(self, mounted: SlowSource, session: Session) -> None:
         self.session, self._mounted = session, mounted
@@ -407,7 +407,7 @@ def test_a_file_for_which_no_tier_has_room(
             said = session.python(reading("parts"), path).split()
             assert said == [digest(content(101, LARGE))]
         read(session, own_source, "parts", 1)
-        wait_until(lambda: present(session) == 1, what="a copy that has room")
+        wait_until(lambda: present(session) == 1, what="the copy of the small file")
         wait_until(
             lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="the reason"
         )
@@ -490,8 +490,9 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """When a program locks a file, the daemon gives back the file's descriptor. Here the daemon
-    must read the whole file from the source again, and the lock does not wait for so long."""
+    """When a program locks a file, the daemon closes the descriptor that it got from the program.
+    The daemon would need long to make the copy, because it must read the whole file from the source
+    again, and the lock does not wait for that."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
@@ -514,7 +515,9 @@ for path in sys.argv[1:]:
         session.python(touch, source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the first copy")
         session.python(script, *(source.mountpoint / str(seed) for seed in range(2, 5)))
-        wait_until(lambda: present(session) == 4, what="copies, by descriptors of the daemon's own")
+        wait_until(
+            lambda: present(session) == 4, what="copies, for which the daemon opens the files"
+        )
         said = session.python(reading("read"), source.mountpoint / "4").split()
         assert said == [digest(content(4, size)[: 1 << 20])]
 
@@ -548,7 +551,7 @@ other = os.open(sys.argv[1], 0)
 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 """
     session.python(script, source.mountpoint / "2")
-    wait_until(lambda: present(session) == 2, what="the copy, which the daemon opens the file for")
+    wait_until(lambda: present(session) == 2, what="the copy, for which the daemon opens the file")
     read(session, source, "read", 2)
 
 
@@ -610,7 +613,7 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: D
         with subprocess.Popen(command, env=session.env(), stdout=PIPE, text=True) as reader:
             wait_until(lambda: waits_for_a_lock(reader), what="a wait for the lock")
             session.connection.ask("warm", entries=[entry], ticket="test")
-            wait_until(lambda: present(session) == 2, what="a copy of what was there")
+            wait_until(lambda: present(session) == 2, what="a copy of the locked file")
             new = content(102, LARGE)
             written.write(new)
             written.flush()
@@ -714,8 +717,8 @@ def test_a_wrong_descriptor_is_not_believed(
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
-    # For each file, a function that opens a descriptor that the daemon must not take for one of
-    # that file.
+    # For each file, a function that opens a wrong descriptor: the daemon must not read the file
+    # through it.
     fds: dict[int, Callable[[], int]] = {
         2: lambda: os.open(root / str(MANY), os.O_RDONLY),
         3: lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),

@@ -94,8 +94,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the marks of the wanted files, on which policy is to decide. Returns the files'
-    entries."""
+    """Takes the marks of the wanted files, as the loop does before policy decides on the files.
+    Returns the files' entries."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(
@@ -126,7 +126,7 @@ def test_it_waits_for_a_grant(engine: Engine, by: socket.socket) -> None:
         engine.result()
     for entry in range(3):
         assert word.state(engine.catalog.words[entry]) == State.PRESENT
-        wait_until(partial(is_closed, engine, f"f{entry}"), what="its end")
+        wait_until(partial(is_closed, engine, f"f{entry}"), what="the end of the descriptor")
         assert not engine.is_claimed(entry)
     assert sorted(engine.end_grant()["id"].tolist()) == [0, 1, 2]
     assert wanted(engine) == []
@@ -148,7 +148,7 @@ def test_an_order_for_another_state_of_the_file_leaves_it(
     assert stays_held(engine, "f1")
     engine.catalog.entries["ino"][1] += 1
     engine.grant(PLENTY)
-    wait_until(lambda: not is_held(engine, "f1"), what="its end")
+    wait_until(lambda: not is_held(engine, "f1"), what="the end of the descriptor")
     assert word.state(engine.catalog.words[1]) == State.ABSENT
     assert wanted(engine) == [1]
 
@@ -159,7 +159,7 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
     engine.claim(1, lib.MONARCH_CLAIM_HANDED | lib.MONARCH_CLAIM_RECALLED)
     wait_until(lambda: not engine.is_claimed(1), what="the claim's end", every=0.001)
     assert not is_held(engine, "f1")
-    wait_until(lambda: wanted(engine) == [1], what="a question to policy")
+    wait_until(lambda: wanted(engine) == [1], what="the mark of a wanted file")
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
@@ -173,7 +173,7 @@ def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
     turn(engine)
     assert stays_held(engine, "f1")
     turn(engine)
-    wait_until(lambda: not is_held(engine, "f1"), what="its end")
+    wait_until(lambda: not is_held(engine, "f1"), what="the end of the descriptor")
     assert wanted(engine) == []
 
 
@@ -189,7 +189,7 @@ def test_one_of_a_file_without_an_entry_becomes_known(engine: Engine, by: socket
     assert not engine.is_claimed(number_of(engine, "new"))
     read = np.zeros(1024, dtype=np.uint64)
     n = lib.monarch_take_bits(ffi.addressof(engine.clients.read), known + 1, pointer(read), 1024)
-    assert read[:n].tolist() == [known], "its program has read it"
+    assert read[:n].tolist() == [known], "the file does not count as read by its program"
 
 
 def test_policy_is_told_of_one_that_the_engine_may_not_take(
@@ -203,7 +203,9 @@ def test_policy_is_told_of_one_that_the_engine_may_not_take(
     where = pointer(entries)
     assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
     assert ffi.string(pool) == b"new"
-    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, "it is told once"
+    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, (
+        "the unknown file was reported twice"
+    )
     known = len(engine.catalog)
     engine.catalog.add(entries[:1].copy(), pool)
     assert stays_held(engine, "new")

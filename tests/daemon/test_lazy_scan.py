@@ -175,7 +175,7 @@ def test_a_full_scan_comes_first_to_what_is_asked_for(
     session = lazy(session_factory, tree.root, scan="full", scan_rate=60, scan_threads=1)
     read(session, *of(tree, f"{directory}/")[: NAMES + 1])
     names = {name for name in tree.digests if name.startswith(directory)}
-    wait_until(lambda: names <= known(session), what="what lies beside them")
+    wait_until(lambda: names <= known(session), what="the names of the files beside them")
     assert not session.status()["scanned"]
     assert len(known(session)) < DIRECTORIES * MANY * 2 / 3
 
@@ -218,14 +218,15 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
         found = read_all(session, tree.root)
         return {name: told["sha256"] for name, told in found.items()} == tree.digests
 
-    wait_until(is_new, what="what is there now")
+    wait_until(is_new, what="the present content")
 
 
 @pytest.mark.parametrize("listed", cases(["source", "nothing"], short=["source"]))
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """Of two sources, either one is known as a whole or none is. Changes are seen in both cases."""
+    """There are two sources. In one case, the daemon knows the whole of one source; in the other
+    case, it knows neither as a whole. Changes are seen in both cases."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":
@@ -239,7 +240,7 @@ def test_changes_are_seen_with_several_sources(
     tree.digests[name] = tree.digests.pop("new")
     wait_until(
         lambda: read_all(session, tree.root)[name]["sha256"] == tree.digests[name],
-        what="what is there now",
+        what="the present content",
     )
 
 

@@ -75,7 +75,9 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     wait_followed(session)
     train(session, site.root, seed=11, epochs=1, limit=10, compute_s=0.05)
     wait_until(lambda: plans(session)[0]["state"] == "dropped", what="the end of the plan")
-    assert session.totals()["opens"] <= 100 + 4 * 8, "it read ahead until it was noticed"
+    assert session.totals()["opens"] <= 100 + 4 * 8, (
+        "the daemon read too far ahead before it dropped the plan"
+    )
     assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; its seed")
     # The daemon now places a file when it is opened, as it does without a plan.
     check_all(session, site.files, site.root)
@@ -158,7 +160,8 @@ def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     assert [plan["state"] for plan in plans(session)] == ["following", "following"]
     train(session, site.root, seed=99, epochs=1, compute_s=0.01)
     wait_until(
-        lambda: {plan["state"] for plan in plans(session)} == {"dropped"}, what="the third seed"
+        lambda: {plan["state"] for plan in plans(session)} == {"dropped"},
+        what="the drop of both plans",
     )
 
 
@@ -264,7 +267,7 @@ def test_what_a_dropped_plan_wanted_is_not_fetched_while_the_next_is_placed(
         daemon.close()
 
 
-# --- what cannot be followed --------------------------------------------------------------------
+# --- plans that cannot be followed --------------------------------------------------------------
 
 
 def refusal(session: Session) -> str:
@@ -302,4 +305,6 @@ def test_a_plan_without_names_is_refused(session_factory: Factory, tree: Path) -
     words = [sys.executable, "-m", "monarch_py", "plan", "make", "-c", str(recipe)]
     subprocess.run([*words, "-o", str(session.directory / "plan.npz")], check=True)
     assert re.search(r"plan.npz: .* but not their names; make it from an index", refusal(session))
-    assert not os.listdir(session.directory / "tier0"), "nothing was begun"
+    assert not os.listdir(session.directory / "tier0"), (
+        "the daemon has made directories before its refusal"
+    )

@@ -51,7 +51,7 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-# Without --long, test_tracker.py and nodes/test_planned_failures.py check this.
+# Without --long, test_tracker.py and nodes/test_planned_failures.py cover this case.
 @pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)

@@ -73,7 +73,7 @@ def test_what_is_not_to_be_published_is_left_to_the_loop(
     (result,) = engine.result()
     assert not result["is_published"]
     assert engine.word(1) == word.make(State.FILLING, 0, 0, copy)
-    assert engine.slots() == 1, "a reader that waits would look for its map in vain"
+    assert engine.slots() == 1, "a waiting reader would not find the map of the fill"
     assert is_rung(engine)
     engine.settle()
     assert engine.slots() == 0
@@ -168,7 +168,7 @@ def test_a_copy_that_was_dropped_before_its_result_was_taken_stays_dropped(
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.ABSENT, 0, 0, copy)
     assert copies.tiers[0].settled == [copy]  # type: ignore[union-attr]
-    assert copies.dropping == 1, "it is removed once"
+    assert copies.dropping == 1, "the copy must be removed once"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_the_engine_did_not_publish_is_decided_on(
     assert serves.tolist() == [then[0] == State.PRESENT]
     assert engine.word(1) == word.make(then[0], then[1], 0, copy)
     grown = int(engine.control.generation) > generation
-    assert grown == (happens is full), "only a full index needs a larger catalog"
+    assert grown == (happens is full), "the catalog must grow only if its index is full"
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:

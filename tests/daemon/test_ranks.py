@@ -49,7 +49,7 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
-        assert a <= b, "who loads more has less"
+        assert a <= b, "a rank that loads more has a smaller share"
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -60,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # Since a rank has only eight slices on average, the slowest rank may take longer than the mean
-    # by the effect that one slice has for an average load.
+    # A rank has only eight slices on average, so the shares are coarse: the slowest rank may take
+    # longer than the mean.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -191,7 +191,7 @@ def test_counters_that_a_client_has_spoiled() -> None:
     assert min(node.told[-1].values()) >= 1
 
 
-# --- what a plan says -----------------------------------------------------------------------------
+# --- what a plan predicts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("node", [0, 1])

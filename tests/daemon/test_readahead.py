@@ -24,7 +24,7 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import Listed
 
 (FILES, SIZE), EPOCHS = NUMBERED, 2
-PART = 50  # files that are read at a time
+PART = 50  # the number of files that are read at a time
 AREA = 2 * MIB
 # WINDOW: the largest number of files that fit into seven eighths of the area. LEAST: the number
 # that still fits if the area's directory and rounding take some of this room.
@@ -132,7 +132,7 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
             forget_pages(copies[number])
         training.read(epoch_reader, session, order[at : at + PART])
         soon = [copies[number] for number in order[at + PART :][: LEAST // 2]]
-        wait_until(partial(are_cached, soon), what=f"what follows {at + PART}")
+        wait_until(partial(are_cached, soon), what=f"the files after place {at + PART}")
     assert training.source.counts()["bytes_read"] == 0
 
 

@@ -92,7 +92,7 @@ def slow_peer() -> Site:
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
     """The source may replace the second of two holders, whichever holder is asked first. The owner
-    is known to have the file, and the other node is not known to lack it."""
+    is known to have the file, and the other node may have it."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
@@ -139,9 +139,11 @@ def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
 
 def test_the_sure_size_follows_what_is_measured_and_the_setting() -> None:
     site = Site()
-    assert site.places.sure_bytes() > 1 << 40, "nothing is known of any node"
+    assert site.places.sure_bytes() > 1 << 40, "without measurements, the size is not limited"
     site.measured(PEER + 1, 10 * MB)
-    assert site.places.sure_bytes() == pytest.approx(1 * MB), "0.1 s"
+    assert site.places.sure_bytes() == pytest.approx(1 * MB), (
+        "as many bytes as the node brings in 0.1 s"
+    )
     site.measured(PEER + 1, 1 * MB, seconds=100)
     assert site.places.sure_bytes() == pytest.approx(0.1 * MB)
     always = Site(chooses=False)

@@ -93,9 +93,9 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     assert 0 < in_tier < 8
     assert 5 <= told["files"] <= 13
     assert told["staged"] - told["dropped"] == told["files"]
-    assert told["staged"] > MANY, "each epoch stages what does not lie there any more"
+    assert told["staged"] > MANY, "files that were dropped are staged again in each epoch"
     assert source["present"] == in_tier + told["files"]
-    assert source["absent"] == MANY - source["present"], "the next open wants what has gone"
+    assert source["absent"] == MANY - source["present"], "dropped files must be absent"
     assert source["bypass"] == {}
     assert_quiet(session)
 
@@ -109,16 +109,16 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     session = session_factory(files.root, tiers=tiers, staging=staging).start()
     session.wait_scanned()
     paths = sorted(files.root.iterdir())
-    read_each(session, paths[:6])  # one in the tier, five staged
+    read_each(session, paths[:6])  # one copy is in the tier, and five are staged
     assert staged(session) == 5
     read(session, paths[1])  # the program opens the copy, and asks the daemon for nothing
-    wait_until(lambda: not opened(session), what="the turn in which the daemon hears of it")
+    wait_until(lambda: not opened(session), what="the turn in which the daemon notices the open")
     read_each(session, paths[6:7])
     hits = session.totals()["hits"]
     read(session, paths[1])
-    assert session.totals()["hits"] == hits + 1, "it was opened last"
+    assert session.totals()["hits"] == hits + 1, "the copy that was opened last was dropped"
     read(session, paths[2])
-    assert session.totals()["hits"] == hits + 1, "it was opened first"
+    assert session.totals()["hits"] == hits + 1, "the copy that was opened first was not dropped"
 
 
 def test_a_file_larger_than_the_area_is_left_to_the_source(
@@ -261,16 +261,20 @@ def test_no_manifest_knows_what_is_staged(
     assert status["staging"]["files"] + status["tiers"][0]["files"] == 10
     kept = status["tiers"][0]["files"]
     assert not status["staging"]["persistent"]
-    wait_until(lambda: rows_of(tmp_path / "small") == kept, what="the rows of what is kept")
+    wait_until(
+        lambda: rows_of(tmp_path / "small") == kept, what="the manifest's rows of all kept copies"
+    )
     for end in (session.kill, session.stop):
         end()
         assert rows_of(tmp_path / "small") == kept
         session.start()
-        assert not list(area.rglob("staging-*/c/*")), "debris of the one that was killed"
+        assert not list(area.rglob("staging-*/c/*")), (
+            "copies of the killed daemon are left in the area"
+        )
         wait_until(lambda: session.status()["tiers"][0]["files"] == kept, what="the kept copies")
         assert session.status()["staging"]["files"] == 0
     session.stop()
-    assert not list(area.iterdir()), "nothing stays"
+    assert not list(area.iterdir()), "copies are left in the area after the stop"
 
 
 def test_many_readers_of_what_comes_and_goes(

@@ -24,7 +24,7 @@ def test_a_daemon_works_while_its_switch_file_does_not_answer(
     mounted.latency(getattr=3600)
     try:
         asked = mounted.counts()["getattr"]
-        wait_until(lambda: mounted.counts()["getattr"] > asked, what="a look at it")
+        wait_until(lambda: mounted.counts()["getattr"] > asked, what="a look at the switch")
         session.forget()
         status = session.wait_idle()
         assert (status["switched_off"], status["sources"][0]["wanted"]) == (False, 0)
@@ -54,7 +54,7 @@ def test_the_last_answer_holds(
     disk = Hanging(monkeypatch)
     looked = Switches([Path("/nfs/off")], limit_s=0.01)
     try:
-        assert looked.are_off(), "nobody knows yet"
+        assert looked.are_off(), "without an answer, Monarch must be off"
         disk.answers.set()
         wait_until(lambda: not looked.are_off(), what="the first answer")
         disk.answers.clear()

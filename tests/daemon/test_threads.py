@@ -96,7 +96,9 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     source.latency(read=3600)
     try:
         session.want_all()
-        wait_until(lambda: source.counts()["read"] >= 8, what="reads by those that there are")
+        wait_until(
+            lambda: source.counts()["read"] >= 8, what="reads by all threads that could start"
+        )
         process.rlimit(resource.RLIMIT_AS, (hard, hard))
         assert source.counts()["read"] < MANY
     finally:

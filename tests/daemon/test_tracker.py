@@ -323,8 +323,9 @@ def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
 def test_a_search_finds_the_run_that_most_of_the_opens_fit(
     lengths: tuple[int, int], right: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job opens the files 1000 to 1039. Two epochs of the plan read the first `lengths` files
-    in order. If both read all the files that the job opens, the job is in the first of them."""
+    """The plan has two epochs. Epoch n reads the files 0 to lengths[n] - 1 in order. The job opens
+    the files 1000 to 1039. If both epochs read all of these files, the tracker takes the first
+    epoch."""
     loader = Loader(SequentialSampler(2000), 1, BATCH)
     tracker = course_of(PlanPart("training", 0, loader), files=2000, epochs=2)
     run = tracker.draw(0)

@@ -1,5 +1,5 @@
-"""How often readers wait for a copy that is being filled. Readers that have waited in vain stop
-waiting, but only for a while."""
+"""How often readers wait for a copy that is being filled. After waits that did not bring the data
+in time, readers stop waiting, but only for a while."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
     """The file was opened after the daemon last took requests, so the file is still ABSENT."""
-    assert answers(clients, catalog) == (0, False), "nobody will fill it"
+    assert answers(clients, catalog) == (0, False), (
+        "the demand of an unwanted file must be answered"
+    )
     lib.monarch_want_file(clients, 0)
     assert answers(clients, catalog) == (1, True)
     ids = np.zeros(64, dtype=np.uint64)
@@ -122,8 +124,8 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def waits_in_vain(session_factory: Factory, tmp_path: Path, hasty: Path) -> Iterator[Session]:
-    """A session whose engine may read so little that nearly every wait of a reader is in vain. The
-    limit does not apply to the readers' own reads."""
+    """A session whose engine may read so little that nearly every wait of a reader ends without the
+    data. The limit does not apply to the readers' own reads."""
     limits = {"operations": 1}
     session = session_factory(
         tmp_path / "source", preload=hasty, source_limits=limits, shared_tpool_size=1, **IN_UNITS
@@ -152,9 +154,9 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """After two waits in vain for a file, that file is read from the source. After eight waits in
-    vain, every file is read from there. Readers begin to wait again later, also in a child that was
-    forked meanwhile."""
+    """After two waits for a file that end without the data, this file is read from the source.
+    After eight such waits for any files, all files are read from the source. Later, readers wait
+    again, also in a child that was forked meanwhile."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()
@@ -164,7 +166,7 @@ def test_waiting_begins_again_after_a_while(
         assert waits >= most
         program.go()
         program.wait()
-        assert session.totals()["waits"] == waits, "it waited once more at once"
+        assert session.totals()["waits"] == waits, "the reader waited again too soon"
         waits = read_until(session, program, "waits", waits + 1)
         program.go("fork")
         program.wait()
@@ -187,8 +189,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Mappings may wait in vain only for a limited total time. In this test, the limit allows two
-    waits of 0.2 s each."""
+    """The total time of waits of mappings that end without the data is limited. In this test, the
+    limit allows two waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
@@ -225,7 +227,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
     wanted = np.unique(rng.integers(0, MAX_FILES, 5000)).tolist()
     for entry in wanted:
         assert lib.monarch_want_file(clients, entry)
-        assert not lib.monarch_want_file(clients, entry), "the daemon knows of it"
+        assert not lib.monarch_want_file(clients, entry), "a second request counts as new"
     taken: list[int] = []
     while some := take(clients, 1000):
         assert len(some) <= 1000
@@ -237,7 +239,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
 def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
     clients: Any,
 ) -> None:
-    clients.wanted.word[77] = 1 << 5  # the summary's bit is not set
+    clients.wanted.word[77] = 1 << 5  # the bit of this word in `summary` is not set
     entry = 77 * 64 + 5
     assert take(clients, 64) == []
     assert lib.monarch_want_file(clients, entry)

@@ -100,7 +100,7 @@ def main() -> int:
                 elsewhere += classes
     broken = sum(bool(outcome.broken) for outcome in runs)
     hit = sum(outcome.hit for outcome in runs)
-    print(f"{len(runs)} runs, {hit} with their fault, {broken} with a promise broken")
+    print(f"{len(runs)} runs: the fault took place in {hit}, and a promise was broken in {broken}")
     return int(broken > 0)
 
 

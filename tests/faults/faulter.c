@@ -129,7 +129,7 @@ static struct thread *thread_of(pid_t tid) {
     return unused;
 }
 
-/* --- what a call is ------------------------------------------------------------------------------
+/* --- the class of a call -------------------------------------------------------------------------
  */
 
 static uint64_t argument(const struct user_regs_struct *r, int i) {
@@ -401,7 +401,7 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        countdown = 1; /* in a forked child, which would go on: only the program would be killed */
+        countdown = 1; /* this is a forked child: "kill" would end only the program */
         return;
     }
     say_hit();

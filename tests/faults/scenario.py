@@ -144,8 +144,8 @@ class Site:
         return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """Runs the scenario, in which one call of the class gets a fault. This is the call whose
-        number is the middle one of the trace. If the class has fewer calls this time, because
+        """Runs the scenario, in which one call of the class gets a fault: the call with the number
+        of the class's middle call in the trace. If the class has fewer calls this time, because
         threads ran in another order, runs the scenario again with a fault in its first call."""
         outcome = Outcome()
         for number in (call.middle, 1):

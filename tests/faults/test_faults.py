@@ -27,7 +27,7 @@ RUNS, MOST_DRAWN, SEED = draws.sized(1, 8), draws.sized(20, 80), 20261126
 def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Builds the program that makes faults, and the reader."""
     if os.geteuid() != 0:
-        pytest.skip("a filter of system calls for another program takes root")
+        pytest.skip("only root can filter another program's system calls")
     programs = tmp_path_factory.mktemp("programs")
     return build_faulter(programs), build_reader(programs)
 
@@ -58,7 +58,7 @@ def test_a_sample_of_faults_breaks_no_promise(
     left_out = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     if role == "run" and not draws.is_long:
         # A "kill" is put only into calls of `monarch run` itself. Most classes of calls belong to
-        # processes that it has started, so most of the drawn kills would be tried in vain.
+        # processes that it has started, so most of the drawn kills would not take place.
         left_out.add("kill")
     site, classes = traced(role)
     planned = list(plan(role, classes, []))
@@ -73,7 +73,7 @@ def test_a_sample_of_faults_breaks_no_promise(
         hits += outcome.hit
         if hits == RUNS:
             return
-    raise AssertionError(f"of {MOST_DRAWN} faults {hits} were put in")
+    raise AssertionError(f"only {hits} of {MOST_DRAWN} faults took place")
 
 
 def test_a_fault_in_the_programs_own_call_is_found(

@@ -37,7 +37,7 @@ BUGS = {
             "    return",
         ),
     ),
-    "dup2 leaves what is known of its target": _bug(
+    "dup2 keeps the recorded state of its target": _bug(
         "replacing",
         (
             "preload/calls/descriptors.c",

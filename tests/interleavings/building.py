@@ -79,7 +79,9 @@ class Trials:
         for change in changes:
             file = copy / change.file
             text = file.read_text()
-            assert text.count(change.old) == 1, f"{change.file} has not once: {change.old}"
+            assert text.count(change.old) == 1, (
+                f"{change.file} must contain this once: {change.old}"
+            )
             file.write_text(text.replace(change.old, change.new))
         return copy
 
@@ -104,8 +106,8 @@ class Trials:
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
-        """Links a program and returns its path. `changes` are made to C files of csrc before; they
-        put in a bug that a trial must find."""
+        """Links a program and returns its path. `changes` are made to copies of C files of csrc
+        first: they put in a bug that a trial must find."""
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)

@@ -36,7 +36,7 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: wake() of this address ends the wait; NULL: any other's step */
+    const void *on;    /* WAITING: wake() of this ends the wait; NULL: another thread's step does */
     uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
     int is_woken, is_joined;
@@ -213,9 +213,8 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. Counts as held up the time from the moment at which some thread
- * could have gone on. This moment is now if a thread is ready, and otherwise when the first wait
- * would have ended. */
+/* Advances the clock to `until_ns`. Adds to `held_ns` the time in which some thread could have gone
+ * on: from now on if a thread is ready, and otherwise from the end of the first wait. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

@@ -385,7 +385,7 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
         asked = loader._reader._tasks
         with pytest.raises(MonarchError, match="another iteration"):
             next(unused)
-        assert loader._reader._tasks == asked, "it has overwritten the other iteration's group"
+        assert loader._reader._tasks == asked, "the old iteration asked for a group of its own"
         assert sorted(rows([*taken, *newest])) == sorted(row.tobytes() for row in values)
 
 
@@ -507,7 +507,7 @@ def test_a_process_that_is_killed_or_stopped(
                 pass
         assert time.monotonic() - started < ERROR_LIMIT_S
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        assert len(list(loader)) == 100, "a new process goes on"
+        assert len(list(loader)) == 100, "a new process must read on"
 
 
 def test_samples_that_cannot_be_read(slow_factory: Callable[..., SlowSource]) -> None:

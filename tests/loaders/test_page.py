@@ -88,7 +88,7 @@ import gc, os, sys
 import h5py, torch
 torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports half of torch
 gc.collect()
-gc.freeze()  # at its end, a program need not look through what all of them have
+gc.freeze()  # so that no forked program collects the shared objects at its end
 for path, port in zip(sys.argv[1::2], sys.argv[2::2]):
     if not (child := os.fork()):
         os.environ["MASTER_PORT"] = port

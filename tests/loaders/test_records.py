@@ -400,7 +400,7 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
 @pytest.mark.parametrize(
     ("seconds", "longer", "expected"),
     [
-        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB
+        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB would be too much
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
         (4e-3, 3e-3, MOST_GAP),  # the longer read was faster, so the rate is unknown

@@ -142,7 +142,7 @@ def test_batches_out_of_order_are_refused() -> None:
     loader = DataLoader(
         Numbers(), batch_sampler=sampler_of(LocalFirstSampler), num_workers=1, in_order=False
     )
-    # _BaseDataLoaderIter starts no workers, which would have to end before the test does.
+    # _BaseDataLoaderIter starts no workers, so the test need not wait for their end.
     iterator: Any = _BaseDataLoaderIter(loader)
     with pytest.raises(ConfigError, match=r"^in_order: with in_order=False"):
         iterator._next_index()
@@ -209,7 +209,7 @@ def test_batch_norm_over_one_ranks_batch_is_refused() -> None:
     sampler.check(synchronised.convert_sync_batchnorm(model))
 
 
-# --- what goes with unequal batches -------------------------------------------------------------
+# --- what works with unequal batches ------------------------------------------------------------
 
 
 def test_an_empty_batch_has_the_form_of_the_others() -> None:

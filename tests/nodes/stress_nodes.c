@@ -24,9 +24,9 @@
 
 #define NODES 3
 #define READERS 2           /* per node */
-#define RANKS 5             /* that readers have; rank 0 means no rank */
+#define RANKS 5             /* readers have ranks below RANKS; 0: none */
 #define BLOCK (1024 * 1024) /* so large that several answers share a link */
-#define RANGES 6            /* of file numbers; each has a large file */
+#define RANGES 6            /* ranges of file numbers, each with a large file */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64
@@ -450,7 +450,7 @@ static void *be_reader(void *arg) {
     return NULL;
 }
 
-/* --- all of it ----------------------------------------------------------------------------------
+/* --- the whole program --------------------------------------------------------------------------
  */
 
 static void begin(struct node *n, const char *tier, uint64_t seed) {

@@ -42,7 +42,7 @@ def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
     wait_until(
         lambda: asker.totals()["bytes_from_peers"] >= coming,
         timeout=SOON_S,
-        what="what the other node has",
+        what="the files of the other node",
     )
     assert asker.seen_by(stuck)["usable"]
     cluster.mounts[1].latency(read=0.0)
@@ -73,6 +73,6 @@ def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
     wait_until(
         lambda: slow.totals()["bytes_from_peers"] >= size,
         timeout=SOON_S,
-        what="what the other node has",
+        what="the files of the other node",
     )
     sources[0].latency(read=0.0)

@@ -40,7 +40,7 @@ def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
     cluster.rate(18e6)
     with ExitStack() as stack:
         readers = [stack.enter_context(cluster.reader(rank)) for rank in range(3)]
-        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="data from the victim")
         do(victim)
         assert all(reader.runs() for reader in readers)
         ends = [reader.end() for reader in readers]
@@ -76,7 +76,7 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     victim = cluster.nodes[VICTIM]
     assert victim.daemon is not None
     victim.daemon.send_signal(signal.SIGCONT)
-    wait_until(victim.connection.serves, what="the daemon that goes on")
+    wait_until(victim.connection.serves, what="an answer of the continued daemon")
     is_used_again(cluster)
 
 

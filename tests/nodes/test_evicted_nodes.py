@@ -20,7 +20,7 @@ from monarch_py.plan.samplers import Listed
 # Every node has room for six tenths of all files, and owns half of all files.
 RANKS, HALF, SIZE, EPOCHS = 2, 120, 50_000, sized(4, 6)
 FILES = 2 * HALF
-PART = HALF // RANKS // 4  # files that each rank reads at a time
+PART = HALF // RANKS // 4  # the number of files that each rank reads at a time
 
 
 def evicted_by(nodes: Nodes) -> list[int]:

@@ -59,10 +59,11 @@ def again(
 def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
     again: Callable[..., Again], namespaces: Namespaces, share: float
 ) -> None:
-    """A link that becomes slow loses to the source, and wins again when it is fast.
+    """While the link is slow, node 1's files come from the source. When the link is fast again,
+    they come over the link.
 
-    share : the share of the other node's files for which the slow link must lose to the source; a
-    large share takes many epochs"""
+    share : the share of the other node's files that must come from the source while the link is
+        slow; to reach a large share takes many epochs"""
     nodes = again()
     # Only the owner of a file reads it from the source to make the first copy.
     assert nodes.epoch() == (0, nodes.foreign)

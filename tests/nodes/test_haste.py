@@ -69,8 +69,8 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The nodes open more files than the engines take at a time. Orders that wait for another node
-    leave room for orders of files that the other node waits for."""
+    """The nodes open more files than the engines take at a time. The orders that wait for another
+    node must leave room in the engine for other orders: the other node waits for their files."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
@@ -102,7 +102,10 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     new.unlink()
     late.start()
     cluster.epoch(0)
-    wait_until(lambda: late.status()["catalog_entries"] >= files, what="what a reader told of")
+    wait_until(
+        lambda: late.status()["catalog_entries"] >= files,
+        what="the files that a reader has reported",
+    )
     (here,) = cluster.epoch(0, threads=1)
     assert not late.status()["scanned"]
     assert here["longest_s"] < READER_LIMIT_S  # the scan takes longer

@@ -68,13 +68,13 @@ def why(cluster: Cluster) -> str:
 
 def copies_are_right(cluster: Cluster) -> bool:
     """Whether all copies in the tiers have the content of their source files. The first bytes of a
-    copy tell of which file it is."""
+    copy show which file it belongs to."""
     known = {content(seed, SIZE)[:16]: content(seed, SIZE) for seed in cluster.files}
     kept = [copy.read_bytes() for node in cluster.nodes for copy in node.copies()]
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root alone")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_nothing_of_him_is_taken_and_nothing_given(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

@@ -19,7 +19,7 @@ FILES, SIZE = sized(36, 60), MIB // 2
 CUT_OFF = 1
 
 
-@pytest.mark.long  # without --long: test_daemon_lost.py, and tests/peers/test_nodes.py for links
+@pytest.mark.long  # without --long, test_daemon_lost.py and peers/test_nodes.py cover this case
 def test_a_link_that_is_cut_and_mended_in_an_epoch(
     namespaces: Namespaces, hosts: list[Host], cluster_factory: Callable[..., Cluster]
 ) -> None:
@@ -28,7 +28,7 @@ def test_a_link_that_is_cut_and_mended_in_an_epoch(
     cluster.rate(18e6)
     with ExitStack() as stack:
         readers = [stack.enter_context(cluster.reader(rank)) for rank in range(3)]
-        wait_until(lambda: cut_off.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        wait_until(lambda: cut_off.nodes()["served_bytes"] > 4 * SIZE, what="data from the node")
         namespaces.set_link(CUT_OFF, up=False)
         assert all(reader.runs() for reader in readers)
         ends = [reader.end() for reader in readers]
@@ -47,5 +47,8 @@ def test_a_link_that_is_cut_and_mended_in_an_epoch(
         served, own = (int(cut_off.nodes()[key]) for key in ("served_bytes", "own_files"))
         return bool(served >= before + own * SIZE)
 
-    wait_until(is_used_again, timeout=60, what="a node that is asked again")
-    wait_until(lambda: cut_off.seen_by(asker)["last_failure"] == "ok", what="a node that is well")
+    wait_until(is_used_again, timeout=60, what="new requests to the node")
+    wait_until(
+        lambda: cut_off.seen_by(asker)["last_failure"] == "ok",
+        what="a request to the node that succeeds",
+    )

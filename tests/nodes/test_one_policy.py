@@ -198,8 +198,7 @@ TRACES = [
     Trace(((4 * MIB,), (8 * KIB,)), 2, 3),
     Trace(((16 * MIB,),), 4, 4),
 ]
-# The two tiers of the nodes have so much room that no file is left over, although the room is in
-# two parts.
+# Each node has two tiers, which together have so much room that no file is left over.
 TIERED = [
     Trace(((1 * MIB, 3 * MIB), (2 * MIB, 3 * MIB), (MIB // 2, 4 * MIB)), 1, 5),
     Trace(((2 * MIB, 16 * MIB), (2 * MIB, 16 * MIB)), 2, 6),

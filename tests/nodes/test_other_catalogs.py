@@ -90,7 +90,7 @@ def changed_at_one(cluster: Cluster, *, keep_times: bool) -> None:
     assert 0 < own(cluster.nodes[0]) < FILES
 
 
-@pytest.mark.long  # without --long, the next two tests check this
+@pytest.mark.long  # without --long, the next two tests cover this case
 def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Cluster]) -> None:
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=False)
 

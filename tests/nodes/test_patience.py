@@ -69,4 +69,7 @@ def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     assert owner.nodes()["own_files"] > 0
     assert asker.seen_by(owner)["usable"]
     cluster.mounts[0].latency(read=0.0)
-    wait_until(lambda: owner.totals()["source_bytes_read_by_fills"] > 0, what="what it read then")
+    wait_until(
+        lambda: owner.totals()["source_bytes_read_by_fills"] > 0,
+        what="the owner's read of the source",
+    )

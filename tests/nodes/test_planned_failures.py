@@ -61,7 +61,7 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
     with ExitStack() as stack:
         orders = orders_of(0, 1)
         readers = [stack.enter_context(planned.reader(rank, orders[rank])) for rank in range(RANKS)]
-        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="something from it")
+        wait_until(lambda: victim.nodes()["served_bytes"] > 4 * SIZE, what="data from the victim")
         do(victim)
         assert all(reader.runs() for reader in readers)
         planned.source.rate(SLOW)
@@ -122,7 +122,7 @@ def test_a_daemon_that_stops_and_goes_on(make: Callable[..., PlannedNodes]) -> N
     assert daemon is not None
     in_the_middle(planned, lambda _: daemon.send_signal(signal.SIGSTOP))
     daemon.send_signal(signal.SIGCONT)
-    wait_until(victim.connection.serves, what="the daemon that goes on")
+    wait_until(victim.connection.serves, what="an answer of the continued daemon")
     goes_on(planned)
 
 
@@ -150,7 +150,7 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
     assert planned.read_by_fills() <= FILES * SIZE + SOME
 
 
-@pytest.mark.long  # without --long, test_ownership.py and the next test check this
+@pytest.mark.long  # without --long, test_ownership.py and the next test cover this case
 def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
     """The nodes have room for two thirds, a third and a sixteenth of the files."""
     parts = (32, 16, 3)

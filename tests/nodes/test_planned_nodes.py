@@ -67,7 +67,7 @@ def assert_read_once(pair: PlannedNodes) -> None:
     assert pair.read_by_fills() == FILES * SIZE
 
 
-@pytest.mark.long  # without --long, the next test checks this
+@pytest.mark.long  # without --long, the next test covers this case
 @pytest.mark.usefixtures("alone")
 def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
     """The first node fetches ahead, while the other node's daemon does not run yet."""

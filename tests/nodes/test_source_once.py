@@ -29,7 +29,7 @@ OPEN_S, READ_S = 0.001, 0.001
     "shape",
     cases(
         [(2, MIB), (4, MIB), (2, 10 * MIB + 12345), (4, 10 * MIB + 12345)],
-        # Without --long, the next test checks this for small files.
+        # Without --long, the next test covers this case for small files.
         short=[(2, 10 * MIB + 12345)],
     ),
     ids=["small-2", "small-4", "large-2", "large-4"],

@@ -237,7 +237,7 @@ def test_half_a_request_is_not_waited_for(serving: tuple[FileServer, Offer]) -> 
                 time.sleep(0.05)
         except OSError:
             pass
-        assert time.monotonic() - started < 4, "it is not given up"
+        assert time.monotonic() - started < 4, "the server keeps the slow connection too long"
         assert ends(silent)
     assert_serves(server, file)
 

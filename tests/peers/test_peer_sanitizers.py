@@ -23,8 +23,8 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_traffic_of_all_kinds(stress: Built) -> None:
     came, missed, connections = map(int, stress.check("peers", "traffic", SECONDS, SEED).split())
-    assert came > 100, "hardly anything came"
-    assert missed, "no file was ever missing"
+    assert came > 100, "too few ranges arrived"
+    assert missed, "every range arrived"
     assert connections > 20
 
 

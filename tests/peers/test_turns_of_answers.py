@@ -103,7 +103,7 @@ def test_what_is_one_too_many_waits_for_half_a_second(made: tuple[Peer, Silent])
     began = silent.ask(peer, LARGE)
     silent.ask(peer, SMALL)
     hashes, times = zip(*(silent.came()[:2] for _ in range(2)), strict=True)
-    assert hashes == (SMALL.path_hash, LARGE.path_hash), "what is small has to wait"
+    assert hashes == (SMALL.path_hash, LARGE.path_hash), "the small request was not sent first"
     assert times[1] - began >= TURN_S
 
 

@@ -155,7 +155,7 @@ def test_files_of_many_samples_are_accessed_alike() -> None:
     assert spread(np.zeros(3, dtype=np.uint32)) == 0.0
 
 
-# --- entering a timeline, and numbers that do not fit -------------------------------------------
+# --- timelines from a given place on, and refused arguments -------------------------------------
 
 
 def test_a_timeline_can_be_entered_anywhere() -> None:

@@ -265,7 +265,7 @@ def test_every_way_to_an_epoch_gives_the_same(sampler: Sampler) -> None:
     entered = [sampler.epoch(epoch) for epoch in range(20)]
     later = list(islice(sampler.epochs(3), 17))
     back = [order.copy() for order in sampler.backwards(2, 19)]
-    assert np.array_equal(forwards, kept), "an order that somebody holds was written over"
+    assert np.array_equal(forwards, kept), "an order that is still in use was overwritten"
     assert np.array_equal(forwards, entered)
     assert np.array_equal(forwards[3:], later)
     assert np.array_equal(forwards[2:19], back[::-1])

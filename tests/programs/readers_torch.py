@@ -78,7 +78,7 @@ def _dataloader_reader(method: str | None, workers: int) -> None:
         from torch.utils.data import DataLoader
 
         loader: DataLoader[Any] = DataLoader(
-            Digests(root),  # type: ignore[arg-type]  # torch asks for a subclass, and duck types
+            Digests(root),  # type: ignore[arg-type]  # torch's types ask for a subclass
             batch_size=8,
             num_workers=workers,
             multiprocessing_context=method,

@@ -1,5 +1,5 @@
-"""The comparison of entries with the source: what has become of a file or directory, and the
-threads that ask for it."""
+"""The comparison of catalog entries with the source: which changes of a file or directory it finds,
+and how threads share it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from monarch_py.native import ffi, lib
 def compare(
     known: Known, ids: list[int], root: Path, *, threads: int = 2, ops_per_s: int = 0
 ) -> tuple[list[int], Any]:
-    """Compares the entries `ids` with the source `root`. Returns for each what became of it, and
-    its new attributes."""
+    """Compares the entries `ids` with the source `root`. Returns, for each entry, what has become
+    of its file, and the file's new attributes."""
     found, fresh = np.zeros(len(ids), np.uint8), np.zeros(len(ids), ENTRY)
     numbers = np.array(ids, np.uint64)
     roots = ffi.new("int32_t[1]", [os.open(root, os.O_RDONLY)])
@@ -42,7 +42,8 @@ def replace(path: Path) -> None:
 
 
 def swap(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Removes what is there, and makes something else in its place."""
+    """Returns a change that removes a file or directory and calls `make` to create another one in
+    its place."""
 
     def change(path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()

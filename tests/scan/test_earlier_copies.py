@@ -1,5 +1,5 @@
-"""Copies of an earlier session serve the next job from its beginning: the scan, which finds them,
-does not stand back for the job then."""
+"""Copies of an earlier session serve the next job from its beginning, because the scan that finds
+the copies does not slow down for the job."""
 
 from __future__ import annotations
 

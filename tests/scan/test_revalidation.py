@@ -19,8 +19,8 @@ from monarch_py.native import Kind, ffi
 
 @pytest.mark.parametrize("answer", ["hits", "metadata_hits"])
 def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None:
-    """An open that finds no copy makes no comparison due, because the source itself answers it. An
-    answer that relies on the last comparison makes the next one due."""
+    """An open that finds no copy makes no comparison due, because the source itself answers the
+    open. An answer that relies on the last comparison makes the next comparison due."""
     totals = {"hits": 0, "misses": 0, "opens": 0, "metadata_hits": 0}
     config: Any = SimpleNamespace(metadata="cached", revalidate_s=1)
     shared: Any = SimpleNamespace(totals=lambda: totals, clients=SimpleNamespace(stale=0))

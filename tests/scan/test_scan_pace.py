@@ -71,7 +71,7 @@ def test_names_are_lacking_until_the_scan_has_found_some() -> None:
         assert pace.lacks_names
     step(pace, 0.1 + LOOK_S / 2, opens=8, found=LEAST, waiting=LEAST)
     assert not pace.lacks_names
-    # A scan that finds nothing any more is not worth waiting for.
+    # If the scan has found nothing for a while, it counts as unable to supply more names.
     last_s = 0.1 + LOOK_S / 2
     for ago_s, lacks in ((1.9 * LOOK_S, True), (2.1 * LOOK_S, False)):
         step(pace, last_s + ago_s, opens=8, filled=int(100 * ago_s), found=LEAST)

@@ -13,7 +13,7 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# The source answers after this time [s]: later than the program of the test ends, also on a busy
+# The time after which the source answers [s]. The test's program ends earlier, even on a busy
 # machine.
 LATENCY_S = 1.5
 
@@ -32,7 +32,7 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waited for the source would not answer before
+    assert not is_known()  # a loop that waited for the source could not answer yet
     wait_until(is_known, what="the file")
 
 
@@ -67,7 +67,8 @@ WAYS = ("open", "open_at", "open_relative", "fopen", "fopen64", "fopen_relative"
 def test_every_way_to_open_tells_of_a_file(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Each way has a directory of its own: a directory in which many files are opened is listed."""
+    """Each way to open a file has its own directory, because the scan lists a directory in which
+    many files are opened."""
     slow = slow_factory()
     for way in WAYS:
         Files(slow.backing).add(f"{way}/early", 1000)
@@ -87,7 +88,7 @@ def test_every_way_to_open_tells_of_a_file(
 
 
 class Source:
-    """A source that gives one answer for each release of `lets`."""
+    """A source that gives one answer each time `lets` is released."""
 
     def __init__(self) -> None:
         self.lets = threading.Semaphore(0)
@@ -157,10 +158,12 @@ def test_many_that_wait_are_looked_up_when_their_time_has_come() -> None:
 
     unmet.add((0, str(number)) for number in range(FEW + 1))
     assert unmet.take_met(find, is_scanned=False) == [] == looked
-    met = wait_until(lambda: unmet.take_met(find, is_scanned=False), what="their time")
+    met = wait_until(
+        lambda: unmet.take_met(find, is_scanned=False), what="the time of the waiting files"
+    )
     assert len(met) == len(looked) == FEW + 1
     unmet.add([(0, "later")])
-    assert unmet.take_met(find, is_scanned=False) == [1], "of a few at once"
+    assert unmet.take_met(find, is_scanned=False) == [1], "one file alone is answered at once"
     unmet.close()
 
 
@@ -196,7 +199,7 @@ def test_looks_that_fail_keep_no_other_waiting() -> None:
         answers.extend(unmet.take_answers())
         return bool(answers)
 
-    wait_until(is_answered, what="the good one")
+    wait_until(is_answered, what="the answer about the good file")
     assert answers == [((0, "good"), "good")]
     unmet.close()
 

@@ -165,7 +165,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
-    # If only `last` itself were wanted, the walk would list what is in it after what is in `other`.
+    # If only `last` itself were wanted, the walk would list the directories in `last` after those
+    # in `other`.
     if is_deep:
         assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 

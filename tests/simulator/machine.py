@@ -94,7 +94,8 @@ def run(
     decision: Decision,
     ranks: int = 1,
 ) -> Measured:
-    """Simulates a decision.  orders : as for `job`; nodes, steps and batch are taken from them."""
+    """Simulates a decision. `orders` has, for each epoch, a table (nodes, steps, batch of a node)
+    of file numbers."""
     nodes, _, batch = np.array(orders[0]).shape
     files = np.array(orders[0]).size
     of = scenario(

@@ -89,8 +89,8 @@ def epoch_ends(
     sizes: list[int], steps: int, staging: int, read: float, compute: float
 ) -> list[float]:
     """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
-    after the other. A sample is read when there is room for it, which samples that are in use or
-    were used make, and when the epoch before the last one has ended."""
+    after the other. A sample frees its room when its use begins. A sample is read once there is
+    room for it and the epoch before the previous one has ended."""
     read_end, ends, held = 0.0, [0.0], 0
     used: list[float] = []  # when each sample's use begins
     gone = 0  # samples that have left the buffer
@@ -111,7 +111,8 @@ def epoch_ends(
 
 @pytest.mark.parametrize("seed", draws.seeds(200, few=25))
 def test_a_node_with_any_staging_buffer(seed: int) -> None:
-    """Buffers hold a sample or several epochs, and reading or computing takes longer."""
+    """The buffer's size, between one sample and several epochs, is random. So is the rate of
+    computing: in some cases reading takes longer, in others computing."""
     random = np.random.default_rng(seed)
     epochs, steps = random.integers(1, (12, 9)).tolist()
     samples = np.arange(epochs * steps)
@@ -592,7 +593,8 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """most : the largest number of nodes; also that of ranks per node, if it is less than 2"""
+    """most : the largest number of nodes. The largest number of ranks per node is 2, or `most` if
+    that is less"""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps

@@ -132,7 +132,7 @@ def test_a_short_last_batch_leaves_some_nodes_without_samples() -> None:
 
 UNSUPPORTED = [
     ("lbann-preloading", {"ram": 50_000}, "does not fit into the memory of all nodes"),
-    ("lbann-dynamic", {"epochs": 1, "files": 623}, "before a node has read a shard's number"),
+    ("lbann-dynamic", {"epochs": 1, "files": 623}, "before a node has read as many files"),
     ("locality-aware", {"classes": 2}, "fills class 2"),
     ("deepio-opportunistic", {"ram": 1}, "nothing to draw from"),
     ("parallel-staging", {"disk": 1}, "nothing to draw from"),

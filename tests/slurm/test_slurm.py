@@ -173,8 +173,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
-    """The step ends although the daemon goes on, and the next step finds the daemon. (A task may
-    start no daemon if it ends before the process that starts the daemon knows the sources.)"""
+    """The step ends although the daemon goes on, and the next step finds the daemon. (A task that
+    ends early may start no daemon: the process that starts the daemon must first find out the
+    sources.)"""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -274,7 +275,7 @@ exit 7""",
     assert [node["answers"] for node in nodes] == [True] * COUNT
     victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
-    # Wait until the victim's `serve` has ended, and Slurm knows it.
+    # Wait until Slurm has noticed the end of the victim's `serve`.
     said_of = (jobs.directory / "said").read_text
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()

@@ -80,8 +80,8 @@ class Site:
         return self.machines.run(0, *as_user(ALICE, *words), env=env)
 
     def submit(self, name: str, script: str, *options: str) -> str:
-        """Submits a job that prints `up` after the script, and waits for this. Returns its
-        number."""
+        """Submits a job that runs the script and then prints `up`. Waits for `up`, and returns the
+        job's number."""
         said = self.home / f"{name}.said"
         file = self.place / f"{name}.sh"
         file.write_text(f"#!/bin/sh\n{script}\necho up\nexec sleep 60\n")
@@ -122,8 +122,8 @@ def site(place: Path) -> Iterator[Site]:
 
 
 def test_jobs_of_a_user_that_are_killed(site: Site) -> None:
-    """Two jobs run on the node, and one is killed. What it leaves behind is removed, and the other
-    job keeps its daemon and copies."""
+    """Two jobs run on the node, and one is killed. Everything that the killed job leaves behind is
+    removed, and the other job keeps its daemon and copies."""
     other = site.submit("other", f"srun env >$HOME/env; srun cat {site.files.root}/* >/dev/null")
     environment = (site.home / "env").read_text().splitlines()
     assert f"MONARCH_CONFIG={site.config}" in environment

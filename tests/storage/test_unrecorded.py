@@ -1,5 +1,5 @@
-"""The thread that writes a tier's manifest goes on after any error, and the tier tells that copies
-were not recorded."""
+"""The thread that writes a tier's manifest goes on after any error, and the tier reports that
+copies were not recorded."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
 def failing_once(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> tuple[threading.Event, Callable[[], list[int]]]:
-    """Makes the first change of the manifest fail. Returns an event for that, and a function which
-    returns the numbers of the copies that were recorded."""
+    """Makes the first change of the manifest fail. Returns an event that is set by the failure, and
+    a function that returns the numbers of the copies that were recorded."""
     change, failed, recorded = Manifest.change, threading.Event(), list[int]()
 
     def changed(self: Manifest, add: list[Row], remove: list[int]) -> None:
@@ -56,7 +56,7 @@ def test_rows_are_recorded_after_an_error(
     failed, recorded = failing_once(monkeypatch, error)
     keeper.add([row(1)])
     wait_until(failed.is_set, what="the error")
-    wait_until(lambda: keeper.broken, what="its consequence")
+    wait_until(lambda: keeper.broken, what="the report of the error")
     keeper.add([row(2)])
     wait_until(lambda: recorded() == [2], what="the second row")
     assert why in keeper.tier.unrecorded

@@ -1,5 +1,5 @@
-"""Cases, sizes and random draws: which ones a test tries in every run, and which only with
---long."""
+"""Selects the cases, sizes and random draws that a test tries in every run, and those that it tries
+only with --long."""
 
 from __future__ import annotations
 

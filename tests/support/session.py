@@ -62,7 +62,7 @@ def wait_until(
     condition: Callable[[], T | None],
     *,
     timeout: float = 30.0,
-    what: str = "condition",
+    what: str = "the condition",
     every: float | None = None,
 ) -> T:
     """Polls until the condition is true, and returns its result. Raises AssertionError after
@@ -78,7 +78,7 @@ def wait_until(
         if value:
             return value
         if time.monotonic() > limit:
-            raise AssertionError(f"{what} did not come true within {timeout:.0f} s")
+            raise AssertionError(f"waited {timeout:.0f} s for {what}, but it did not happen")
         time.sleep(pause)
         if every is None:
             pause = min(1.2 * pause, LONGEST_PAUSE_S)

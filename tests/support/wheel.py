@@ -58,7 +58,7 @@ def problems(wheel: Path) -> list[str]:
     said += [f"it has {name}" for name in sorted(names - wanted)]
     # The wheel must use Python's stable ABI, so that every version from 3.10 on can install it.
     if "-cp310-abi3-" not in wheel.name:
-        said.append("it is not for every Python from 3.10 on")
+        said.append("it cannot be installed by every Python from 3.10 on")
     return [f"{wheel.name}: {words}" for words in said]
 
 

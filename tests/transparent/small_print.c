@@ -304,7 +304,7 @@ static void nowhere(const char *path) {
     close(dir);
 }
 
-/* Calls with a descriptor that is none, and calls that change the process. */
+/* Calls with the invalid descriptor -1, and calls that change the process. */
 static void nothing(void) {
     struct timeval times[2] = {{1, 1}, {1, 1}};
     SAY(fchmod(-1, 0600));
@@ -533,7 +533,8 @@ int main(int argc, char **argv) {
     locks();
     streams();
     listings();
-    /* At the end: what might have changed f lets the library read it from the source. */
+    /* These are last: after a call that might have changed f, the library reads f from the source.
+     */
     nowhere("nope/x");
     nowhere("f/x");
     nothing();

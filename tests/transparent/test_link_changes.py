@@ -1,4 +1,5 @@
-"""A change of a symbolic link is none of its target: the target's copy is served on."""
+"""A change of a symbolic link is not a change of its target: programs still get the copy of the
+target."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     assert seed == 0 or hits > 0.6 * reads
 
 
-# Reads through a link that another thread sets to one version of a file after another. A read must
-# not find an older version than the one at its beginning, nor a newer version than the one that was
-# being put in place at its end. All processes share the counters.
+# Reads through a link that another thread sets to one version of a file after another. The version
+# that a read finds must not be older than the one at the read's beginning, nor newer than the one
+# that was being put in place at the read's end. All processes share the counters.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}
@@ -199,7 +199,7 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
     wait_told(session, directories(slow.mountpoint))
     session.wait_all_present()
     # The first open or listing in a directory that is reached by a link, or has links to files,
-    # goes to the source. It shows the library where the path leads.
+    # goes to the source. The source's answer shows the library where the path leads.
     for name, opens in (("data", 1), ("classes", 3), ("files", 1)):
         slow.reset()
         session.python(EPOCHS, str(home / name), str(len(files)))
@@ -294,9 +294,9 @@ def versions(session_factory: Callable[..., Session], tmp_path: Path) -> Session
 def test_a_directory_that_was_moved_is_not_what_has_its_name_now(
     versions: Session, tmp_path: Path
 ) -> None:
-    """When a directory is moved and a new one gets its name, a path through a link gives the file
-    in the directory to which the link leads, although the catalog still knows the inode of the
-    moved directory by the old name."""
+    """A directory is moved, and a new directory gets its name. The catalog still records the moved
+    directory's inode under the old name. A path through a link must nevertheless give the file in
+    the directory to which the link leads."""
     source, link = tmp_path / "source", tmp_path / "home" / "link"
     with Reader(versions) as read:
         before = versions.totals()["hits"]

@@ -249,7 +249,7 @@ def _await_sight(with_it: Commands, without: Commands, tree: str) -> None:
     wait_until(
         lambda: look(with_it, tree, "absolute") == expected,
         timeout=20,
-        what=f"the sight of what is changed in {tree}",
+        what=f"a view under the library that shows the changes in {tree}",
         every=0.1,
     )
 

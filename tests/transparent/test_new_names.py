@@ -169,7 +169,7 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    assert same(session, ASK, top, *asked) == said  # by now, the daemon may know some of them
+    assert same(session, ASK, top, *asked) == said  # the daemon may have found some names by now
 
 
 def test_listings_are_the_sources_a_second_later(session: Session) -> None:

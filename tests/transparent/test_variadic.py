@@ -16,8 +16,8 @@ from support.session import MIB, Session
 def test_what_callers_left_in_registers_changes_nothing(
     session_factory: Callable[..., Session], tmp_path: Path, is_copy: bool
 ) -> None:
-    """A value that is left in the register of an argument that is not passed has no effect (see
-    variadic.c), neither on descriptors of copies nor on those of files without copies."""
+    """If a caller does not pass an argument, the value in the argument's register has no effect
+    (see variadic.c). This holds for descriptors of copies and for those of files without copies."""
     program = build_program(tmp_path / "variadic", Path(__file__).with_name("variadic.c"))
     with Mounts(tmp_path) as mounts:
         source = mounts.ext4("source", 32 * MIB)

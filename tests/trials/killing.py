@@ -182,7 +182,7 @@ class Trial:
             try:
                 wait_until(
                     lambda node=node, lying=lying: not self._left_over(node, lying),  # type: ignore[misc]
-                    what="a start that leaves nothing over",
+                    what="the removal of everything that earlier daemons left",
                 )
             except AssertionError as error:
                 raise AssertionError(f"{error}: {self._left_over(node, lying)}") from None
@@ -223,7 +223,9 @@ class Trial:
     def stand_still(self) -> None:
         self.send(signal.SIGSTOP)
         process = psutil.Process(self.daemon.pid)
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="the standstill")
+        wait_until(
+            lambda: process.status() == psutil.STATUS_STOPPED, what="the stop of the process"
+        )
         self.wait_operations(300)
 
 
@@ -269,7 +271,8 @@ def start_two(trial: Trial) -> None:
     rivals = [trial.node.spawn() for _ in range(2)]
     try:
         wait_until(
-            lambda: any(rival.poll() is not None for rival in rivals), what="one that gives way"
+            lambda: any(rival.poll() is not None for rival in rivals),
+            what="the end of one of the two daemons",
         )
         assert sorted(str(rival.poll()) for rival in rivals) == ["3", "None"]
     except BaseException:
@@ -382,7 +385,7 @@ def look_at_ends(site: Site, trial: Trial) -> None:
         assert node.daemon is not None
         wait_until(
             lambda daemon=node.daemon: not files_of(daemon, site.source),  # type: ignore[misc]
-            what="the close of what was handed over",
+            what="the close of all descriptors that were handed over",
         )
         assert len(half_closed(node.daemon)) <= IDLE_LINKS * (len(site.nodes) - 1)
         assert left(node) == trial.made[node]

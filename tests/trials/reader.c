@@ -102,7 +102,7 @@ static void end_call(struct thread *me, uint64_t start) {
         result_;                                 \
     })
 
-/* The same for a call that returns 0 or more, or fails with a negative number. */
+/* Like TIMED, for a call that returns a negative number on failure. Counts the failures. */
 #define CALL(call)                              \
     __extension__({                             \
         long done_ = (long)TIMED(call);         \

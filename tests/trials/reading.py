@@ -37,8 +37,8 @@ def make_known(root: Path, sizes: Mapping[int, int]) -> None:
 class Reading:
     """One process, which is killed at the latest when the context ends. It must print nothing.
 
-    sizes : of the files in `root`, as for make_known
-    prefix : words before the program, as for Session.start
+    sizes : seed -> size [bytes] of the files in `root`
+    prefix : words before the program, for example to run it in a cgroup or namespace
     preload : False if the program in `prefix` preloads the library
     """
 

@@ -65,7 +65,7 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
     torch.set_num_threads(1)
     samplers: list[DistributedSampler[int]] = [
         DistributedSampler(
-            dataset,  # type: ignore[arg-type]  # torch asks for a subclass, and duck types
+            dataset,  # type: ignore[arg-type]  # torch's types ask for a subclass
             num_replicas=given["ranks"],
             rank=rank,
             seed=given["seed"],
