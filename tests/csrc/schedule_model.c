@@ -12,6 +12,8 @@
 #include "stress.h"
 
 #define ENTRIES 24
+/* The entries share four of the hash buckets. */
+#define ENTRY(n) ((n) % 4 + (n) / 4 * (uint64_t)MONARCH_BUCKETS)
 #define PEERS 5
 #define OF_SOURCE 4
 #define OF_PEERS 14
@@ -293,7 +295,7 @@ static void arrive(void) {
     struct known *k = knowns;
     while (k < knowns + JOBS && k->job)
         k++;
-    uint64_t id = draw(ENTRIES);
+    uint64_t id = ENTRY(draw(ENTRIES));
     for (int i = 0; i < JOBS; i++)
         if (k == knowns + JOBS || (knowns[i].job && knowns[i].job->result.id == id))
             return;
@@ -375,7 +377,7 @@ static void end_work(struct known *k, const struct work *w) {
 static void ask(void) {
     uint64_t *at = &pool->shared.clients->demand[FIRST_SLOT + draw(READERS)];
     if (!*at)
-        *at = monarch_demand(draw(ENTRIES), draw(17), (uint32_t)++clock_of_model * 2,
+        *at = monarch_demand(ENTRY(draw(ENTRIES)), draw(17), (uint32_t)++clock_of_model * 2,
                              has_ranks ? (unsigned)draw(4) : 0);
 }
 
@@ -391,6 +393,17 @@ static int leaves_nobody(int w) {
         if (other != w && !held[other].known)
             return 0;
     return w < OF_SOURCE;
+}
+
+/* A thread that has found no work has seen each reader of its origin. No reader is left whose unit
+ * is done, or is no unit of the file. */
+static void check_answers(enum monarch_origin origin) {
+    for (int i = 0; i < MONARCH_DEMANDS; i++) {
+        uint64_t demand = pool->shared.clients->demand[i], unit = monarch_demand_unit(demand);
+        const struct known *k = for_demand(demand);
+        if (k && k->fill && origin_of(k) == origin)
+            CHECK(unit < k->fill->units && !(k->fill->map->done[0] >> unit & 1));
+    }
 }
 
 /* The thread ends what it works at, and looks for other work. */
@@ -433,6 +446,7 @@ static void look(int w) {
             refuse(me);
             CHECK(!monarch_find_work(pool, me, roles, &got));
         }
+        check_answers(me->origin);
         if (roles != MONARCH_DOES_DEMANDS)
             CHECK(!(monarch_whom_it_needs(pool, me->origin) & roles));
         return;
@@ -459,6 +473,20 @@ static void look(int w) {
     held[w] = (struct held){k, got,
                             what == BLOCK || what == ORDER ||
                                 (what == AHEAD && me->origin == MONARCH_FROM_SOURCE)};
+}
+
+static void check_lengths(void) {
+    uint64_t waiting = 0, reads = 0, length = pool->urgent.length + pool->to_page_in.length;
+    for (int i = 0; i < JOBS; i++) {
+        waiting += knowns[i].job && !knowns[i].is_begun;
+        reads +=
+            knowns[i].job && !knowns[i].is_begun && knowns[i].job->result.kind == MONARCH_PAGE_IN;
+    }
+    for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
+        length += pool->in_use[origin].length + pool->normal[origin].length;
+    for (int peer = 0; peer < PEERS; peer++)
+        length += pool->late[0].of[peer].length + pool->late[1].of[peer].length;
+    CHECK(length == waiting && pool->to_page_in.length == reads);
 }
 
 static void check_counts(void) {
@@ -531,6 +559,7 @@ static void try(uint64_t number) {
         else
             look((int)draw(WORKERS));
         check_counts();
+        check_lengths();
     }
     for (int round = 0; round < 10000 && any_is_left(); round++)
         for (int w = 0; w < WORKERS; w++)
