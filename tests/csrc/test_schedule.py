@@ -51,7 +51,7 @@ def test_each_thread_takes_the_work_that_a_plain_model_expects(
 
 
 def test_the_engine_places_fills_as_a_plain_model_does(tmp_path: Path, objects: list[Path]) -> None:
-    """Random grants, files and homes. A fill goes into the first tier meant for the file that
-    has room for it, and takes this room. It asks the holder for which fewer orders wait. Nothing is
-    ordered without a grant, nor for a file whose home the engine was not told."""
+    """Random grants, files and homes. A fill goes into the first tier that is meant for the file
+    and has room for it, and takes this room. It asks the holder for which fewer orders wait.
+    Nothing is ordered without a grant, nor for a file whose home the engine was not told."""
     assert run(tmp_path, "grants_model", objects, trials=examples(200))[0] > 500
