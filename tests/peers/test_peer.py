@@ -162,6 +162,24 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
     assert peer.is_usable
 
 
+@pytest.mark.parametrize("failure", [PeerStatus.TIMEOUT, PeerStatus.WRONG_BYTES, PeerStatus.FORGED])
+def test_the_first_success_after_a_failure_is_reported(
+    failure: PeerStatus, made: tuple[Peer, Scripted]
+) -> None:
+    """Also if nothing was asked during the pause. Otherwise the peer would count as failing, and
+    its next pause would be twice as long."""
+    peer, script = made
+    for _ in range(2):
+        script.answers = [failure]
+        assert ask(peer) != PeerStatus.OK
+        script.now += FIRST_PAUSE_S - 0.001
+        assert not peer.is_usable
+        script.now += 0.002
+        assert peer.is_usable
+        script.answers = [PeerStatus.OK]
+        assert ask(peer) == peer.last_failure == PeerStatus.OK
+
+
 def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> None:
     """If two fetches are under way when the peer fails, they must cause only one pause. This holds
     even if the second fetch fails only after the pause caused by the first one is over."""
