@@ -196,8 +196,8 @@ def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
-    """Before it drops the plan, the tracker searches once more, with the files that the job has
-    opened by then."""
+    """Before the tracker drops the plan, it searches for the job's position once more. This search
+    uses the latest accesses, so it finds the epoch in which the job has gone on."""
     files, rng = BATCH * 150, random.Random(seed)
     tracker = course_of(training(files), files=files)
     for turn in in_turns(iter(tracker.draw(0).units[:500].tolist()), rng, 5):

@@ -296,9 +296,10 @@ static int is_the_interpreters(const char *target) {
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* Calls that differ in nothing but their stacks are of one kind. `quiet` counts the calls of a kind
- * since its last new class. After ENOUGH such calls, the stacks of this kind are no longer read,
- * because reading a stack takes long. */
+/* A kind is a class without the stack: calls that differ in nothing but their stacks are of one
+ * kind. `quiet` counts the calls of a kind since one of them last had a class that had not occurred
+ * before. After ENOUGH such calls, the stacks of this kind are no longer read, because reading a
+ * stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {

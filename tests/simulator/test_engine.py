@@ -532,8 +532,8 @@ def test_nodes_may_have_different_numbers_of_ranks() -> None:
     of = replace(of, overrides=(NodeOverride((1,), ranks=1),), checkpoint=Checkpoint(1, 10))
     work = job(of, [10, 20, 30], [[[[0, 1]], [[2, NO_FILE]]]])
     measured = measure(of, work, Decision(free=True))
-    # Each node first writes at 15 bytes/s, and node 0, which has 20 bytes, ends alone at 30
-    # bytes/s.
+    # At first, each node writes at 15 bytes/s. When node 1 has written its 10 bytes, node 0 still
+    # has 10 of its 20 bytes left, and writes them at 30 bytes/s.
     assert measured.epoch_end.tolist() == pytest.approx([7])
     assert measured.compute.tolist() == pytest.approx([2, 4, 6])
     assert measured.stall.tolist() == pytest.approx([0, 0, 0])

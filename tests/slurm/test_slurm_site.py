@@ -122,8 +122,8 @@ def site(place: Path) -> Iterator[Site]:
 
 
 def test_jobs_of_a_user_that_are_killed(site: Site) -> None:
-    """Two jobs run on the node, and one is killed. Everything that the killed job leaves behind is
-    removed, and the other job keeps its daemon and copies."""
+    """Two jobs run on the node, and one is killed. What the killed job leaves behind is removed,
+    except the copies in its persistent tier. The other job keeps its daemon and its copies."""
     other = site.submit("other", f"srun env >$HOME/env; srun cat {site.files.root}/* >/dev/null")
     environment = (site.home / "env").read_text().splitlines()
     assert f"MONARCH_CONFIG={site.config}" in environment
