@@ -1,0 +1,129 @@
+"""Tests which files a program reads at the source itself, so that its reads are the fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from csrc.units import Made, load, made
+
+UNIT = 262144
+ENTRY, SOURCE = 5, 3
+ABSENT, WANTED, FILLING, PRESENT, BYPASS = range(5)
+OWN = 2
+
+
+@pytest.fixture(scope="module")
+def lib() -> Any:
+    return load()
+
+
+@pytest.fixture
+def session(lib: Any) -> Iterator[Made]:
+    """A session in which ENTRY may be read at the source."""
+    with made(lib) as one:
+        one.control.handed_bytes = one.entries[ENTRY].size = 8 * UNIT
+        one.entries[ENTRY].source, one.entries[ENTRY].ino = SOURCE, 77
+        one.control.source[SOURCE].dev = 9
+        yield one
+
+
+def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
+    """A file of the source of at most the configured size; where nodes share files, only one's
+    own; not one whose source is fast or keeps no pages, nor one that has locks."""
+    control, entry = session.control, session.entries[ENTRY]
+
+    def may() -> bool:
+        return bool(lib.handover_may_read_direct(session.s, ENTRY))
+
+    assert may()
+    for size, is_small_enough in ((0, False), (1, True), (8 * UNIT, True), (8 * UNIT + 1, False)):
+        entry.size = size
+        assert may() == is_small_enough
+    entry.size = UNIT
+    control.shares = 1
+    assert not may()
+    entry.flags = OWN
+    assert may()
+    control.shares, entry.flags = 0, 0
+    for field in ("fast_sources", "pageless_sources"):
+        setattr(control, field, ~(1 << SOURCE) & 0xFFFF)
+        assert may()
+        setattr(control, field, 1 << SOURCE)
+        assert not may()
+        setattr(control, field, 0)
+    setattr(control, field, 1 << SOURCE)  # that keeps no pages
+    session.entries[128] = entry  # one file in 128 is tried in spite of it
+    assert lib.handover_may_read_direct(session.s, 128)
+    setattr(control, field, 0)
+    lib.handover_note_locks(9, 78)
+    lib.handover_note_locks(8, 77)
+    assert may()
+    entry.ino = 78
+    assert not may()
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "filled", "is_direct"),
+    [
+        (ABSENT, False, False, True),
+        (ABSENT, True, False, False),
+        (WANTED, True, False, True),
+        (FILLING, False, False, True),
+        (FILLING, False, True, False),
+        (PRESENT, False, False, False),
+        (BYPASS, False, False, False),
+    ],
+)
+def test_a_file_is_read_directly_until_its_fill_is_under_way(
+    lib: Any, session: Made, state: int, wanted: bool, filled: bool, is_direct: bool
+) -> None:
+    """A fill that is only queued does not count: the program's reads come sooner."""
+    session.entries[ENTRY].word = word = state | 9 << 12
+    session.clients.wanted.word[0] = wanted << ENTRY
+    session.fills.word[4] = word if filled else word + (1 << 12)
+    assert lib.handover_is_read_direct(session.s, ENTRY) == is_direct
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_read", "n", "end", "is_at_random"),
+    [
+        (8 * UNIT, UNIT, UNIT, UNIT, False),
+        (8 * UNIT, UNIT, UNIT, UNIT + 1, True),
+        (8 * UNIT, UNIT, 1, 5 * UNIT, True),
+        (8 * UNIT, UNIT - 1, 1, 5 * UNIT, False),
+        (8 * UNIT, UNIT + 5, 6, 5 * UNIT, True),
+        (8 * UNIT, UNIT + 5, 5, 5 * UNIT, False),
+        (UNIT, UNIT // 8, 1, UNIT, False),
+        (UNIT + 8, UNIT // 8 + 1, 1, UNIT, True),
+    ],
+)
+def test_one_read_tells_whether_a_file_is_read_at_random(
+    lib: Any, session: Made, size: int, bytes_read: int, n: int, end: int, is_at_random: bool
+) -> None:
+    """The read that completes an eighth of the file ends where so many bytes end, unless the
+    program reads in another order. A small file is read as a whole."""
+    session.entries[ENTRY].size = size
+    assert lib.handover_is_at_random(session.s, ENTRY, bytes_read, n, end) == is_at_random
+
+
+def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
+    """After each wait of an open that has brought no copy, twice as many opens and one more skip
+    their wait, but not more than 64."""
+
+    def skipped() -> int:
+        n = 0
+        while lib.open_wait_skips():
+            n += 1
+        return n
+
+    lib.open_wait_note(1)
+    assert skipped() == 0
+    for expected in (1, 3, 7, 15, 31, 63, 64, 64):
+        lib.open_wait_note(0)
+        assert skipped() == expected
+    lib.open_wait_note(1)
+    assert skipped() == 0
+    lib.open_wait_note(0)
+    assert skipped() == 1

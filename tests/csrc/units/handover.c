@@ -1,0 +1,16 @@
+#include "preload/fill/handover.c"
+
+#include "made.h"
+
+EXPORT int handover_may_read_direct(struct session *s, uint64_t id) {
+    return monarch_may_read_direct(s, &monarch_entries(s->catalog)[id], id);
+}
+EXPORT int handover_is_read_direct(struct session *s, uint64_t id) {
+    const struct monarch_entry *e = &monarch_entries(s->catalog)[id];
+    return monarch_is_read_direct(s, e, id, e->word);
+}
+EXPORT int handover_is_at_random(struct session *s, uint64_t id, uint64_t bytes, uint64_t n,
+                                 int64_t end) {
+    return is_read_at_random(-1, &monarch_entries(s->catalog)[id], bytes, n, end);
+}
+EXPORT void handover_note_locks(uint64_t dev, uint64_t ino) { monarch_note_locks(dev, ino); }
