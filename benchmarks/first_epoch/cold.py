@@ -377,7 +377,8 @@ def main() -> int:
         action="append",
         default=[],
         type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
-        help="KEY=VALUE more in the configuration, to compare with the defaults",
+        metavar="KEY=VALUE",
+        help="set a key of Monarch's configuration; compare with a run without this option",
     )
     parser.add_argument("--keep-pages", action="store_true", help="the source's pages stay cached")
     parser.add_argument("--dir", type=Path, help="where the dataset is made")

@@ -126,7 +126,7 @@ def measure(slow: SlowSource, name: str, rounds: int) -> list[Result]:
         ratios.append(joined / apart)
         counted.append(joined_reads(batches, datasets[0]._gap or 0))
     print(f"{name}: joined over {datasets[0]._gap} bytes", file=sys.stderr)
-    what = f"{name}: h5py one by one / __getitems__, {BATCH} random samples"
+    what = f"{name}: time of {BATCH} random samples: h5py one by one / __getitems__"
     least = 10 if name == "4 ms" else None
     results = [Result(name, what, "ratio", statistics.median(faster), least, is_least=True)]
     values = {

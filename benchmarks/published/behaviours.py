@@ -79,9 +79,9 @@ class Behaviour(Enum):
         "storage/Buffer.py, add",
     )
     ONE_TURN_FOR_ALL = (
-        "The rotation of the staging threads is counted once for all nodes, so that the thread"
-        " with which a node's fill begins depends on the other nodes.",
-        "Every node has a rotation of its own.",
+        "All nodes share one counter that says which staging thread is next, so that the thread"
+        " that begins a node's fill depends on the fills of the other nodes.",
+        "Every node has a counter of its own.",
         "policies/StagingPoolPrefetcher.py, fill_buffers",
     )
     STAGES_THE_PAST = (

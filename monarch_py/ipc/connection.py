@@ -1,4 +1,5 @@
-"""A command's connection to its session: sends requests to the daemon, and reads its segments."""
+"""A command's connection to its session: sends requests to the daemon, and reads the session's
+segments in shared memory."""
 
 import json
 import os

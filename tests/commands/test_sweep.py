@@ -77,7 +77,8 @@ session.make()
 lock = hold(session.lock, config.file)
 if sys.argv[2] == "1":
     Path.rename = die
-open_tiers = OpenTiers(config), open_staging(config, session, needed=False)
+tiers = OpenTiers(config)
+area = open_staging(config, session, tiers.memory_room, needed=False)
 die()
 """
 

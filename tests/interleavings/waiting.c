@@ -112,9 +112,10 @@ static void run_daemon(uint64_t granted_bytes) {
     end_daemon(granted_bytes, REST_NS);
 }
 
-/* The daemon's grants have enough room for all files. */
+/* The daemon grants the engine enough room for all files. */
 static void grant_room(void) { run_daemon(PLENTY); }
-/* The grants have no room, so the daemon's loop must order the fill itself. */
+/* The daemon grants the engine no room. So the engine cannot order the fill, and the daemon's loop
+ * must order it. */
 static void order_itself(void) { run_daemon(NOTHING); }
 
 /* The daemon's loop is busy until the program has ended; only then does it grant room. */

@@ -1,4 +1,5 @@
-"""Lobster: its preprocessing model, its share of threads among queues, and its evictions.
+"""Lobster: its preprocessing model, how it divides threads among queues, and its
+evictions.
 
 The expected values are computed by hand or by brute force."""
 

@@ -238,8 +238,8 @@ def test_sizes_are_whole_and_of_the_seed() -> None:
 
 
 def test_the_share_that_fits() -> None:
-    # From tables of the normal distribution: the share above the mean less one standard deviation,
-    # and the share within one standard deviation of the mean.
+    # The expected values are from tables of the normal distribution: 84.13 % of the draws lie above
+    # (mean - std), and 68.27 % lie between (mean - std) and (mean + std).
     assert least_share(SizeLaw(1.0, 1.0)) == pytest.approx(0.8413, abs=1e-4)
     assert least_share(SizeLaw(1.0, 1.0, 0.0, 2.0)) == pytest.approx(0.6827, abs=1e-4)
 

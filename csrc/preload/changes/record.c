@@ -61,9 +61,9 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* If the entry describes the file `now`, does nothing, because the caller marks that file.
- * Otherwise marks the entry's file and, if the entry is a directory, all entries below it. now:
- * NULL if there is no file at the path. */
+/* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If the
+ * entry describes this file, does nothing, because the caller marks the file. Otherwise marks the
+ * entry's file and, if the entry is a directory, all entries below it. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];

@@ -80,7 +80,8 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Does the work of monarch_aim for a path whose text leads into no source. */
+/* Does the work of monarch_aim for a path that does not lead into a source by its text, but may do
+ * so through a link. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||

@@ -40,8 +40,9 @@ LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# A function that returns (ranks of a node,) how much each rank will load next, in any unit. It
-# returns None if the next loads are not known.
+# A function that predicts the next loads of this node's ranks. It returns an array of shape
+# (ranks,): how much each rank will load next, in any unit. It returns None if the next loads are
+# not known.
 Prediction = Callable[[], Floats | None]
 
 

@@ -114,8 +114,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns the size of the largest file that `choose` always fetches from a node that has
-        the file, even if the file is needed at once [bytes]."""
+        """Returns a size [bytes]. For a file up to this size that another node is known to have,
+        `choose` never chooses the source, even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

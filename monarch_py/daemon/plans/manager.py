@@ -115,9 +115,10 @@ class PlanManager:
         copies of these entries would be kept, and copies that are still needed would be dropped
         instead.
 
-        Assigns each open to the plan that explains it. At most one plan explains an open. The plans
-        with the most fitting opens so far are tried first. Two kinds of opens do not count against
-        a plan: opens that another plan explains, and repeated opens by the job of another plan.
+        Assigns each open to at most one plan, which explains it. The plans with the most fitting
+        opens so far are tried first. An open does not count against a plan in two cases: another
+        plan explains it, or the job of another plan opened the same entry a short time ago, so that
+        this open may only repeat that one.
         """
         if len(opened):
             self._seen_at = time.monotonic()

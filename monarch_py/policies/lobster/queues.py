@@ -107,8 +107,10 @@ def _best_from(
     # Each row stands for one step and one beginning of a window.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds, for each row, the first end at which the window has a time of every queue and
-    # `total` threads suffice. If there is no such end, `end` becomes the number of levels.
+    # For each row, bisection finds the lowest end of the window for which two conditions hold: the
+    # window contains a predicted time of every queue, and the threads that these times need are at
+    # most `total` in all. `end` is the index of this end in `levels`, or the number of levels if
+    # there is no such end.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2
