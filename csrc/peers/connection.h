@@ -17,7 +17,7 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* What a connection must do or wait for before it can continue. */
+/* The states of a connection: what it must do, or wait for, before it can continue. */
 enum monarch_peer_io_state {
     MONARCH_PEER_GO,       /* nothing: the connection can continue at once */
     MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */

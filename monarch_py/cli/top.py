@@ -34,8 +34,8 @@ FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
 QUIT = frozenset(b"qQ\x03\x04")
-# Matches the bytes that a terminal sends for an arrow key or a function key. Such bytes may contain
-# a letter of QUIT, but must not end the view.
+# Matches the bytes that a terminal sends for an arrow key or a function key. These bytes may
+# contain a letter of QUIT, but must not end the view.
 SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 

@@ -1,6 +1,6 @@
-/* Functions for the tests in test_units.py. Each file here includes a file of the library, so that
- * tests can call its static functions too. Python learns of the functions from their first lines,
- * which begin with EXPORT. */
+/* Functions for the tests beside this file. Each C file here includes a file of the library, so
+ * that tests can call its static functions too. Python learns of the functions from their first
+ * lines, which begin with EXPORT. */
 #pragma once
 
 #include "preload/session/session.h"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units import ffi, load
+from csrc.units.loading import ffi, load
 
 AT_FDCWD = -100
 SAME = 2**32 - 1  # a user or group that stays as it is

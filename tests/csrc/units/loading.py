@@ -1,7 +1,7 @@
 """Functions of the library, also static ones, as functions that a test can call.
 
-The C files in units/ include files of the library. They are built into one library with all other
-files, which the test's process loads beside its own libc: nothing is interposed.
+The C files beside this module include files of the library. They are built into one library with
+all other files, which the test's process loads beside its own libc: nothing is interposed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cffi import FFI
-from csrc.building import CSRC, HERE, PRELOAD, PRELOAD_COMPILED, build
+from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, build
 
 from monarch_py.native import ffi as native
 
 ffi = FFI()
-UNITS = sorted((HERE / "units").glob("*.c"))
+UNITS = sorted(Path(__file__).parent.glob("*.c"))
 
 
 def _included() -> set[str]:

@@ -4,39 +4,23 @@ for what the catalog may answer."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units import Made, ffi, load, made
+from csrc.units.loading import Made, ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
+from monarch_py.native import Kind, Reason, State
+
 SECOND = 10**9
-BYPASS = 4
-CHANGED, FAILED, UNSUPPORTED = 3, 4, 5
-FILE, DIR, LINK, OTHER = range(4)
+BYPASS = State.BYPASS
+CHANGED, FAILED, UNSUPPORTED = Reason.CHANGED, Reason.FAILED, Reason.UNSUPPORTED
+FILE, DIR, LINK, OTHER = Kind
 ENTRY = 5
 UNMAPPED = 65534
-
-
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
-
-
-@pytest.fixture
-def session(lib: Any) -> Iterator[Made]:
-    with made(lib) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def lasting(lib: Any) -> Iterator[Made]:
-    with made(lib) as one:
-        yield one
 
 
 @pytest.mark.parametrize(

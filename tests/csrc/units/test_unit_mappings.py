@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from csrc.units import ffi, load
+from csrc.units.loading import ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
@@ -24,11 +24,6 @@ NO_ADVICE = -1
 MORE = PAGE * 1000  # file offsets differ from addresses by this much
 
 Pages = dict[int, tuple[int, int, int]]  # page: (entry, offset in the file, advice)
-
-
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
 
 
 def slots(lib: Any) -> list[list[int]]:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from csrc.units import Made, load, made
+from csrc.units.loading import Made
 
-UNIT = 262144
+from monarch_py.native import State
+from monarch_py.native import lib as native
+
+UNIT = native.MONARCH_UNIT
 ENTRY, SOURCE = 5, 3
-ABSENT, WANTED, FILLING, PRESENT, BYPASS = range(5)
-OWN = 2
-
-
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
+ABSENT, WANTED, FILLING, PRESENT, BYPASS = State
+OWN = native.MONARCH_OWN
 
 
 @pytest.fixture
-def session(lib: Any) -> Iterator[Made]:
+def session(session: Made) -> Made:
     """A session in which ENTRY may be read at the source."""
-    with made(lib) as one:
-        one.control.handed_bytes = one.entries[ENTRY].size = 8 * UNIT
-        one.entries[ENTRY].source, one.entries[ENTRY].ino = SOURCE, 77
-        one.control.source[SOURCE].dev = 9
-        yield one
+    session.control.handed_bytes = session.entries[ENTRY].size = 8 * UNIT
+    session.entries[ENTRY].source, session.entries[ENTRY].ino = SOURCE, 77
+    session.control.source[SOURCE].dev = 9
+    return session
 
 
 def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:

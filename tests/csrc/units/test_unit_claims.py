@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units import Made, ffi, load, made
+from csrc.units.loading import Made, ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
-HANDED, RECALLED = 1 << 31, 1 << 30
-CLAIMS = 65536
-TICK = 1 << 20
+from monarch_py.native import lib as native
+
+HANDED, RECALLED = native.MONARCH_CLAIM_HANDED, native.MONARCH_CLAIM_RECALLED
+CLAIMS = native.MONARCH_CLAIMS
+TICK = 1 << native.MONARCH_CLAIM_TICK
 SECOND = 1000 * TICK  # how long a claim lasts [ns]
-
-
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
-
-
-@pytest.fixture
-def session(lib: Any) -> Iterator[Made]:
-    with made(lib) as one:
-        yield one
 
 
 def slot(session: Made, entry: int) -> int:

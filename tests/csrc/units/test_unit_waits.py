@@ -7,40 +7,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from csrc.units import Made, load, made
+from csrc.units.loading import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
-ABSENT, WANTED, FILLING, PRESENT, BYPASS = range(5)
-UNIT, KIB, MIB = 262144, 1024, 1 << 20
+from monarch_py.native import State
+from monarch_py.native import lib as native
+
+ABSENT, WANTED, FILLING, PRESENT, BYPASS = State
+UNIT, KIB, MIB = native.MONARCH_UNIT, 1024, 1 << 20
 MS, SECOND = 10**6, 10**9
 ENTRY, SLOT = 5, 3
-SHARES = 10000
+SHARES = native.MONARCH_SHARES
 
 
 def word(state: int, reason: int = 0, copy: int = 9) -> int:
     return state | reason << 4 | copy << 12
 
 
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
-
-
-@pytest.fixture
-def session(lib: Any) -> Iterator[Made]:
-    with made(lib) as one:
-        yield one
+@pytest.fixture(autouse=True)
+def nothing_measured(lib: Any) -> Iterator[None]:
+    """Each test begins without the times that an earlier test has noted."""
+    yield
     lib.wait_forget()
     lib.progress_forget()
-
-
-@pytest.fixture(scope="module")
-def lasting(lib: Any) -> Iterator[Made]:
-    """A session for tests of many examples, which set all that they use."""
-    with made(lib) as one:
-        yield one
 
 
 def fill(session: Made, done: set[int], size: int, unit: int = UNIT) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units import load
 
 FIRST = 500  # the number from which on descriptors stand behind others
 
@@ -35,11 +34,6 @@ def is_open(fd: int) -> bool:
 
 def is_inherited(fd: int) -> bool:
     return not fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-
-
-@pytest.fixture(scope="module")
-def lib() -> Any:
-    return load()
 
 
 @pytest.fixture
