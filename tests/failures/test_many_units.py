@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from support.mounts import Mounts
 from support.session import Session, wait_until
 
 from monarch_py.native import lib
@@ -28,7 +29,7 @@ for place in map(int, places):
 """
 
 
-def test_reads_beyond_the_map(session_factory: Factory, tmp_path: Path) -> None:
+def test_reads_beyond_the_map(session_factory: Factory, mounts: Mounts, tmp_path: Path) -> None:
     assert lib.MONARCH_FILL_UNITS == UNITS
     source = tmp_path / "source"
     source.mkdir()
@@ -39,8 +40,10 @@ def test_reads_beyond_the_map(session_factory: Factory, tmp_path: Path) -> None:
         for place in places:
             file.seek(place)
             file.write(b"mark %d" % place)
-    tier = {"mount_point": str(tmp_path / "tier"), "max_storage_quota": 2 * size}
-    (tmp_path / "tier").mkdir()
+    # The copy needs 4 GiB of room, which the disk of the tests may not have. The image of this file
+    # system is sparse.
+    disk = mounts.xfs("tier", 2 * size)
+    tier = {"mount_point": str(disk), "max_storage_quota": size + (1 << 20)}
     # The fill takes an hour, so all reads of the test happen in the middle of it.
     limits = {"bandwidth": 1 << 20}
     session = session_factory(source, tiers=[tier], block_size=BLOCK, source_limits=limits).start()
