@@ -70,6 +70,9 @@ FIRST_OPEN_MS = 5
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
 #     until the scan finds more files, the maximum is the time for which the files found so far will
 #     last, but at least SHORT_REST_S and at most MOST_REST_S.
+# NAMES_REST : if fills ahead wait until the scan finds more files, the minimum is this share of the
+#     time for which the files found so far will last, but at most LONG_REST_S. Without it, each
+#     batch of files from the scan would start an iteration, even while many files are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -77,7 +80,7 @@ FIRST_OPEN_MS = 5
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
 #     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
-REST_BACK, LONG_REST_S = 30, 0.1
+REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
 # do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
 # programs need the processors more than fills ahead.
@@ -94,6 +97,22 @@ def _is_waiting(opens: int, open_s: float) -> bool:
     """Whether programs wait for the sources. opens, open_s : how many files programs have opened at
     the sources, and the total time of these opens [s]"""
     return open_s > WORTH_HASTE_S * opens
+
+
+def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
+    """Returns how long the loop rests after an iteration while programs wait for the sources [s].
+
+    took_s : duration of the iteration [s]
+    names_last_s : if fills ahead wait until the scan finds more files, the time for which the files
+        found so far will last [s]; otherwise infinite
+    is_short : whether work is left, or programs follow a plan
+    """
+    if is_short:
+        return min(REST * took_s, SHORT_REST_S)
+    rest_s = min(REST * took_s, MOST_REST_S, max(names_last_s, SHORT_REST_S))
+    if names_last_s < math.inf:
+        rest_s = max(rest_s, min(NAMES_REST * names_last_s, LONG_REST_S))
+    return rest_s
 
 
 class Daemon:
@@ -295,10 +314,8 @@ class Daemon:
         hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
         if (self.filler.engine.stands_back or hardly_wait) and not self._is_urgent:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
-        elif is_short:
-            rest_s = min(REST * took_s, SHORT_REST_S)
         else:
-            rest_s = min(REST * took_s, MOST_REST_S, max(self._names_last_s, SHORT_REST_S))
+            rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))

@@ -3,6 +3,7 @@ it."""
 
 import errno
 import os
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,17 @@ class CatalogReader:
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
-    def places(self, ids: Ids) -> list[tuple[int, str]]:
-        """Returns, for each of (n,) entries, its source and its path, decoded by os.fsdecode."""
+    def by_directory(self, ids: Ids) -> dict[tuple[int, str], list[bytes]]:
+        """Returns the names of (n,) entries, grouped by directory. A directory is the number of its
+        source, and its path relative to the source, decoded by os.fsdecode ("" for the root)."""
         rows, memory = self._table[ids], self.segment.memory
         begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
+        names: defaultdict[tuple[int, bytes], list[bytes]] = defaultdict(list)
         ends = zip(rows["source"].tolist(), begins, rows["path_len"].tolist(), strict=True)
-        return [(source, os.fsdecode(memory[at : at + n])) for source, at, n in ends]
+        for source, at, n in ends:
+            above, _, name = memory[at : at + n].rpartition(b"/")
+            names[source, above].append(name)
+        return {(source, os.fsdecode(above)): name for (source, above), name in names.items()}
 
     def beginnings(self, ids: Ids, length: int) -> Array:
         """Returns the first `length` bytes of the path of each of (n,) entries. `length` must be at

@@ -18,9 +18,11 @@ NO_LIMIT = 1 << 60
 
 
 # The daemon places small files in up to a thousand portions a second, and `available_bytes` takes a
-# millisecond. So `MemoryRoom` keeps its result for LOOK_S [s], unless more than LOOK_BYTES were
-# filled meanwhile.
-LOOK_S, LOOK_BYTES = 0.05, 64 << 20
+# millisecond. So `MemoryRoom` keeps its result for some time, unless more than LOOK_BYTES were
+# filled meanwhile. It keeps the result for LOOK_S if little memory is available, and for up to
+# MOST_LOOK_S if much is available [s]. Programs that take memory at GROWTH [bytes/s], faster than
+# processors can touch new pages, could not use up all the available memory in this time.
+LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 
 def _read(path: str | Path) -> bytes:
@@ -129,7 +131,7 @@ class MemoryRoom:
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._bytes, self._filled_bytes = available_bytes(), 0
-            self._next_look_s = now_s + LOOK_S
+            self._next_look_s = now_s + max(LOOK_S, min(self._bytes / GROWTH, MOST_LOOK_S))
         return self._bytes - self._filled_bytes
 
     def left_bytes(self) -> int:

@@ -40,7 +40,7 @@ NAME_BYTES, ROW_BYTES = 64, 448
 CATALOG_BYTES = 1 << 30
 # Reading the size of the directory takes several system calls. The daemon places small files in up
 # to a thousand portions a second, so it keeps the value for LOOK_S [s].
-LOOK_S = 0.05
+LOOK_S = 0.25
 # Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
 # the moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)

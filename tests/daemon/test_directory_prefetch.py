@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -194,17 +195,24 @@ def test_directories_are_known_by_four_names() -> None:
     def filled() -> list[tuple[int, str, bool]]:
         return [(*each.place, each.is_deep) for each in directories.filled]
 
-    assert not any(directories.note(0, "a/x/1") for _ in range(9))
-    assert [directories.note(0, f"a/x/{i}") for i in range(2, 5)] == [False, False, True]
-    assert not directories.note(0, "a/x/9")  # its directory is filled already
-    assert not directories.note(1, "a/x/9")
-    assert [directories.note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
+    def note(source: int, *paths: str) -> bool:
+        """The paths are those of files in one directory."""
+        above = {os.path.dirname(path) for path in paths}
+        names = [os.path.basename(path).encode() for path in paths]
+        return directories.note((source, above.pop()), names)
+
+    assert not any(note(0, "a/x/1") for _ in range(9))
+    assert [note(0, f"a/x/{i}") for i in range(2, 5)] == [False, False, True]
+    assert not note(0, "a/x/9")  # its directory is filled already
+    assert not note(1, "a/x/9")
+    assert [note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
     assert filled() == [(0, "a", True)]  # the walk of `a` includes a/x, which was filled before
-    assert not directories.note(0, "a/b/c/d")
-    assert [directories.note(0, name) for name in "1234"] == [False, False, False, True]
+    assert not note(0, "a/b/c/d")
+    assert not note(0, "1", "2", "1", "2")
+    assert note(0, "2", "3", "4")
     assert filled() == [(0, "", False), (0, "a", True)]
-    assert not any(directories.note(0, f"{d}/1/2/3/4") for d in "bc")
-    assert directories.note(0, "d/1")  # the fourth directory, beside a, b and c
+    assert not any(note(0, f"{d}/1/2/3/4") for d in "bc")
+    assert note(0, "d/1")  # the fourth directory, beside a, b and c
     assert filled() == [(0, "", True)]
 
 

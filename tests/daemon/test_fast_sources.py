@@ -28,6 +28,7 @@ from monarch_py.daemon.copies.idle import IdleCores
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.session import Segment
 from monarch_py.native import ffi, lib
+from monarch_py.storage import memory
 
 Factory = Callable[..., Session]
 SIZE, MANY = 20_000, 120
@@ -216,11 +217,11 @@ def test_buffers_take_little_of_what_memory_is_left(monkeypatch: pytest.MonkeyPa
         least = 4
 
     engine = engine_module.Engine.__new__(engine_module.Engine)
-    engine._reads, engine._memory_until = Reads(), 0.0  # type: ignore[assignment]
+    engine._reads = Reads()  # type: ignore[assignment]
     for left_mib, width in ((70, 4), (160, 10), (1024, 64), (100_000, 6250)):
-        monkeypatch.setattr(engine_module, "available_bytes", lambda mib=left_mib: mib << 20)
-        engine._memory_until = 0.0
-        assert engine._affordable_width(1.0) == width
+        monkeypatch.setattr(memory, "available_bytes", lambda mib=left_mib: mib << 20)
+        engine._memory_room = memory.MemoryRoom()
+        assert engine._affordable_width() == width
 
 
 HOLD = """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from support.draws import sized
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
+from monarch_py.daemon.server import rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
@@ -60,3 +63,23 @@ def test_a_loop_that_nobody_rings_sleeps_long(
         return time.monotonic() - since > LONG
 
     wait_until(sleeps_long)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "names_last_s", "is_short", "rest_s"),
+    [
+        (0.001, math.inf, False, 0.009),  # nine tenths of the time belong to programs
+        (0.1, math.inf, False, 0.05),
+        (0.1, math.inf, True, 0.01),
+        (0.1, 2.0, True, 0.01),
+        (0.1, 0.0, False, 0.01),  # the next files are needed now
+        (0.1, 0.03, False, 0.03),
+        (0.001, 0.2, False, 0.05),  # a quarter of the time for which the found files last
+        (0.1, 0.2, False, 0.05),
+        (0.001, 9.0, False, 0.1),
+    ],
+)
+def test_the_loop_rests_until_its_next_iteration_is_needed(
+    took_s: float, names_last_s: float, is_short: bool, rest_s: float
+) -> None:
+    assert rest_after(took_s, names_last_s, is_short=is_short) == pytest.approx(rest_s)

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -316,6 +317,27 @@ def test_what_was_filled_since_the_last_look_at_the_memory_counts(
     tier.settle(sizes(3), sizes(65 * MIB), sizes(65 * MIB))
     assert tier.room().free_bytes == 200 * MIB
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "looks_after_s"), [(0, 0.05), (1, 0.05), (8, 0.25), (16, 0.5), (900, 0.5)]
+)
+def test_the_less_memory_is_free_the_more_often_the_daemon_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, looks_after_s: float
+) -> None:
+    looks, now_s = [], [100.0]
+
+    def look() -> int:
+        looks.append(now_s[0])
+        return free_gib << 30
+
+    monkeypatch.setattr(memory, "available_bytes", look)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    room = memory.MemoryRoom()
+    for after_s in (0.0, 0.99 * looks_after_s, 1.01 * looks_after_s):
+        now_s[0] = 100.0 + after_s
+        assert room.free_bytes() == free_gib << 30
+    assert looks == [100.0, now_s[0]]
 
 
 def test_ram_tiers_share_the_memory_and_look_at_it_together(

@@ -29,7 +29,6 @@ from monarch_py.daemon.scan.source import Source
 from monarch_py.ipc import word
 from monarch_py.native import JobKind, JobStatus, ffi, lib, not_null
 from monarch_py.policies.placement import TierRoom
-from monarch_py.storage.memory import available_bytes
 from monarch_py.storage.tiers import NO_DESCRIPTOR
 
 log = logging.getLogger("monarch.handovers")
@@ -60,9 +59,8 @@ UNMET = 512
 # disk space are checked again before each grant.
 GRANT_BYTES = 64 << 20
 # Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
-# a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory,
-# which is measured every MEMORY_LOOK_S [s].
-BUFFER_BYTES, BUFFERS_SHARE, MEMORY_LOOK_S = 1 << 20, 1 / 16, 0.25
+# a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory.
+BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # While the sources are being read, at most this many background fetches from peers (fetches that no
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
@@ -94,8 +92,8 @@ class Engine:
         # Background fetches from peers have a width of their own.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
-        self._memory_width, self._memory_until = 0, 0.0
-        self.width = min(self._reads.width, self._affordable_width(time.monotonic()))
+        self._memory_room = scanner.memory_room
+        self.width = min(self._reads.width, self._affordable_width())
         # Measures how idle the processors are. None while the sources are not fast, and while there
         # is no order for a source.
         self._idle: IdleCores | None = None
@@ -310,7 +308,7 @@ class Engine:
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
         if pending:
             spare = self._spare = self._spare_width(now_s, so_far)
-            self.width = min(wanted, spare, self._affordable_width(now_s))
+            self.width = min(wanted, spare, self._affordable_width())
         else:
             self._idle = None
         self._fetch_width = self._adapted_fetches(now_s)
@@ -328,14 +326,11 @@ class Engine:
         width = self._fetches.step(now_s, Counted(self.bytes_from_peers, files), is_full=is_full)
         return self._fetches.least if reads else width
 
-    def _affordable_width(self, now_s: float) -> int:
+    def _affordable_width(self) -> int:
         """Returns how many concurrent reads the free memory allows. The buffers of more reads might
         take so much memory that the kernel kills the job."""
-        if now_s >= self._memory_until:
-            affordable = int(available_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
-            self._memory_width = max(self._reads.least, affordable)
-            self._memory_until = now_s + MEMORY_LOOK_S
-        return self._memory_width
+        affordable = int(self._memory_room.free_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
+        return max(self._reads.least, affordable)
 
     def _are_fast(self, so_far: Counted) -> bool:
         """Whether programs hardly wait for any source."""

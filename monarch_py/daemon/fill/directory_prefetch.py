@@ -9,6 +9,7 @@ because a fetch from a node that has a copy is fast at any time.
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -82,18 +83,19 @@ class Directories:
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
-        self._files: defaultdict[Place, set[str]] = defaultdict(set)
+        self._files: defaultdict[Place, set[bytes]] = defaultdict(set)
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
-    def note(self, source: int, path: str) -> bool:
-        """Notes a file read to its end. Returns whether a directory was added to `filled`."""
-        above, name = os.path.split(path)
-        if any(filled.covers((source, above)) for filled in self.filled):
+    def note(self, place: Place, names: Iterable[bytes]) -> bool:
+        """Notes files of one directory that were read to their end. Returns whether a directory was
+        added to `filled`."""
+        if any(filled.covers(place) for filled in self.filled):
             return False
-        self._files[source, above].add(name)
-        begun = len(self._files[source, above]) >= NAMES
+        self._files[place].update(names)
+        begun = len(self._files[place]) >= NAMES
         if begun:
-            self._begin((source, above), is_deep=False)
+            self._begin(place, is_deep=False)
+        source, above = place
         while above:
             above, name = os.path.split(above)
             self._below[source, above].add(name)
@@ -179,8 +181,9 @@ class DirectoryPrefetch:
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
-        for place in self.shared.catalog.places(read[:: len(read) // LOOKS + 1]):
-            if self._directories.note(*place):
+        looked_at = self.shared.catalog.by_directory(read[:: len(read) // LOOKS + 1])
+        for place, names in looked_at.items():
+            if self._directories.note(place, names):
                 begun, newest = True, self._directories.filled[0]
                 self.filler.scanner.read_through(*newest.place, is_deep=newest.is_deep)
         if begun:

@@ -117,6 +117,7 @@ class Scanner:
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared
         self.tiers, self.keepers = open_tiers.tiers, open_tiers.keepers
+        self.memory_room = open_tiers.memory_room
         is_lazy = config.scan == "lazy" and record is None
         listed: Sequence[Listed | None] = record or [None] * len(config.sources)
         self.sources = [
@@ -202,7 +203,7 @@ class Scanner:
         self.has_more = True
         if is_read and directory:
             above = number, os.path.dirname(directory)
-            if self._count(self._asked, above) == NAMES:
+            if self._reaches_names(self._asked, above):
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
@@ -267,8 +268,8 @@ class Scanner:
         self._known = met.stop
         if not self.is_whole:  # otherwise every directory is listed already
             looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
-            for place in self.shared.catalog.places(looked_at):
-                self._note_opened(*place)
+            for place, names in self.shared.catalog.by_directory(looked_at).items():
+                self._note_opened(*place, len(names))
 
     # --- the scan -----------------------------------------------------------------------------
 
@@ -403,8 +404,8 @@ class Scanner:
         the files that the catalog knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
-        for path in told:
-            self._note_opened(*path)
+        for number, opened in told:
+            self._note_opened(number, os.path.dirname(opened))
         self._unlisted.add(path for path, is_read in told.items() if is_read)
         wanted = self._unlisted.take_met(self.find, is_scanned=self.scanned)
         for path, seen in self._unlisted.take_answers():
@@ -453,25 +454,24 @@ class Scanner:
         are not in the catalog yet. Returns the numbers of the files' entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
-            self._note_opened(source.number, path)
+            self._note_opened(source.number, os.path.dirname(path))
         self._insert(source, entries, pool)
         found = [self.find(source.number, path) for path in paths]
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
-    def _note_opened(self, number: int, path: str) -> None:
-        """Counts an open of a file that was not in the catalog. After NAMES such opens in one
+    def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
+        """Counts opens of files that were not in the catalog. After NAMES such opens in one
         directory, the directory is listed."""
-        if not self.is_whole:
-            place = number, os.path.dirname(path)
-            if self._count(self._opened, place) == NAMES:
-                self.ask_for(*place, is_deep=False)
+        if not self.is_whole and self._reaches_names(self._opened, (number, directory), files):
+            self.ask_for(number, directory, is_deep=False)
 
     @staticmethod
-    def _count(counted: Counter[Path], place: Path) -> int:
+    def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
+        """Adds to the count of a directory. Returns whether this makes the count reach NAMES."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
-        counted[place] += 1
-        return counted[place]
+        counted[place] += more
+        return counted[place] - more < NAMES <= counted[place]
 
     @staticmethod
     def stat_entry(source: Source, path: bytes, entry: Array) -> int:
