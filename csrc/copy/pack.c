@@ -19,8 +19,8 @@
 
 /* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The length [bytes] of the longest window for a file in use. This limit is lower, because a
- * program waits until the whole window is read. */
+/* The length [bytes] of the longest window that is read for a file in use. A program waits for such
+ * a file until the whole window is read, so this limit is lower. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* The most windows that are kept. Threads copy from some of them; the others contain members whose
  * orders no thread has begun. */
@@ -272,8 +272,8 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of the run of members that ends just before `member` and must be read.
- * Returns `member` itself if that run is empty. Goes back at most LOOKS_BACK members. */
+/* Goes back from `member`, over at most LOOKS_BACK members that are to be read and follow each
+ * other without a gap. Returns the first of them; `member` itself if there are none. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
