@@ -26,7 +26,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: after a reader has waited: the unit to fill next */
+    uint64_t next_unit;  /* engine's: the unit to fill next, if a reader has waited */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;

@@ -54,8 +54,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* No fill of this file is under way, and none is wanted. So the file was settled before this
-     * demand was made. Wake the reader, which then checks the file's state again. */
+    /* This demand needs no fill: the state of its file changed before the demand was written. Wake
+     * the reader, which then checks the state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
@@ -119,7 +119,9 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    monarch_unlock_and_ring(p); /* readers may have asked while there was no grant */
+    /* While there was no grant, demands were left without an order. With the new grant, threads can
+     * order fills for them, so wake the threads. */
+    monarch_unlock_and_ring(p);
     if (p->listener)
         p->listener->granted(p);
 }

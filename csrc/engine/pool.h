@@ -24,7 +24,8 @@ struct queue {
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
-    uint32_t meets;      /* a bit per source, see monarch_engine_grant */
+    /* a bit per source: whether fills of its files may be ordered (monarch_engine_grant) */
+    uint32_t meets;
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
     uint64_t next_copy;                          /* number of the next copy */
@@ -134,7 +135,7 @@ struct pool {
     const struct listener *listener;
     struct handovers *handovers;
     struct kept_table *kept;
-    int rests; /* atomic: whether threads sleep after each file, see monarch_engine_width */
+    int rests; /* atomic: whether threads for the sources sleep after work (monarch_engine_width) */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier whose copies are stamped */
     uint64_t salt;
