@@ -147,12 +147,14 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
  * Call this before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names the scan may look at until the next call. There are two allowances: one for
- * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. `wanted` replaces the first allowance. But if
- * `wanted` is 0, a limited first allowance stays as it is; only an unlimited one becomes 0.
- * `more_others` is added to the second allowance. A wanted directory can always be listed. Any
- * other directory is listed only while the second allowance is not used up. */
+/* Sets how many names the scan may look at until the next call. There are two allowances. The first
+ * is for the names in wanted directories (monarch_scan_want). The second is for the names in all
+ * other directories: such a directory is listed only while the second allowance is not used up, but
+ * a wanted directory can always be listed.
+ *
+ * wanted: the new first allowance; negative: all names. 0 leaves a limited first allowance
+ * unchanged, and replaces an unlimited one. more_others: is added to the second allowance;
+ * negative: all names. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -235,7 +237,7 @@ struct monarch_result {
     uint64_t id, copy, copy_ino, bytes, copy_bytes, sum;
     uint64_t *block_sums; /* freed by monarch_engine_settle */
     uint64_t blocks;
-    int64_t mtime_ns, ctime_ns; /* of the file at the source */
+    int64_t mtime_ns, ctime_ns; /* times of the file at the source */
     int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;

@@ -24,7 +24,7 @@ struct queue {
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
-    /* a bit per source: whether fills of its files may be ordered (monarch_engine_grant) */
+    /* a bit per source: whether the engine may add its files to the catalog */
     uint32_t meets;
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
