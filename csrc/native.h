@@ -300,7 +300,8 @@ void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt
  * from the pack instead of the source if a member has the same name, size and time of modification.
  * The engine duplicates `fd`. size, mtime_ns: the archive's size and time of modification when its
  * members were listed. `members` must be in the order of their positions in the archive. Call this
- * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since then. */
+ * before the first order. Returns 0 or -errno. The error is ESTALE if the archive no longer has
+ * this size and time. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
@@ -318,7 +319,7 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
 /* Sets how many bytes and operations per second the engine may request from the sources; 0: no
  * limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* Sets whether the engine may read small files with O_DIRECT. At first it may. */
+/* Sets whether the engine may read small files with O_DIRECT. By default, it may. */
 void monarch_engine_direct_io(struct monarch_engine *e, int may);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
@@ -389,15 +390,15 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
  * order. Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* For all results taken so far, frees the maps of the fills and the block sums. Call this once the
- * catalog reflects these results. Before, readers need the maps of fills whose copies the engine
- * has not published, and the caller may need the block sums. */
+/* Frees data of all results that were taken so far: the maps of their fills, and their block sums.
+ * Call this when the catalog reflects these results. Until then, readers need the maps of fills
+ * whose copies the engine has not published, and the caller may need the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Tells the engine whether the caller waits for results, because it has more orders to submit or
+/* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. For results of published copies, it rings when many have accumulated, or earlier if
- * the caller waits, so that the threads do not run out of orders. Results can also be taken without
- * a ring. */
+ * published. It rings for results of published copies when many have accumulated. If the caller
+ * waits, fewer are enough, so that the threads do not run out of orders. Results can also be taken
+ * without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
@@ -421,8 +422,8 @@ enum monarch_count {
 };
 /* Returns the counter's value. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
-/* Stops the engine and abandons unfinished orders. Joins the threads within `limit_ms`, and returns
- * what monarch_scan_stop returns. */
+/* Stops the engine and abandons unfinished orders. Joins the threads, frees the engine and returns
+ * 0. If some threads have not ended within `limit_ms`, returns their number and frees nothing. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

@@ -39,7 +39,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    /* bound_ms: whichever of first_byte_ms and between_ms applies now */
+    /* bound_ms: the time limit that applies now, either first_byte_ms or between_ms */
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
      * the number of the next seal in its direction */
