@@ -154,7 +154,7 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
  *
  * wanted: the new first allowance; negative: all names. 0 leaves a limited first allowance
  * unchanged, and replaces an unlimited one. more_others: is added to the second allowance;
- * negative: all names. */
+ * negative: all names. An unlimited second allowance counts as 0 before the addition. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
