@@ -124,12 +124,12 @@ class Epochs:
         total = {kind: before[-1][kind] for kind in before[-1] if before[-1][kind]}
         self._reached(total, before)
         wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
-        what = "an epoch from the copies / reading them directly"
+        what = "CPU time of an epoch from the copies / of one without the library"
         files = self.args.files
         self.results += [
             paired("later_epoch", what, cpu, limit=1.02, operations=files, wall=wall),
             paired(
-                "later_epoch_wall", "  the same, wall times", wall, limit=None, operations=files
+                "later_epoch_wall", "  ratio of the wall times", wall, limit=None, operations=files
             ),
         ]
         self.epochs.append(

@@ -130,7 +130,7 @@ def told(case: Case, dataset: Dataset, pairs: list[tuple[list[Epoch], ...]]) -> 
         first,
         row("plain", "plain", "s", [plain[0].seconds for _, plain in pairs]),
         row("second", "epoch 2", "s", [ours[1].seconds for ours in all_ours]),
-        row("bytes", "bytes of the source in all epochs / dataset", "", served, 1.02),
+        row("bytes", "bytes that the source sent in all epochs / dataset", "", served, 1.02),
         row(
             "opens",
             "opens at the source in the first epoch / files",

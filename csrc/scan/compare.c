@@ -8,7 +8,8 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* a further thread is started per this many entries */
+#define A_THREAD 32 /* the number of threads is the number of entries divided by this, rounded up \
+                     */
 
 struct comparison {
     const struct monarch_catalog *catalog;

@@ -92,7 +92,7 @@ enum monarch_state {
 enum monarch_reason {
     MONARCH_NO_REASON,
     MONARCH_NO_ROOM,     /* the file fits into no tier */
-    MONARCH_EXCLUDED,    /* by a pattern or by its size */
+    MONARCH_EXCLUDED,    /* a pattern or a size limit of the configuration excludes the file */
     MONARCH_CHANGED,     /* the file was written, renamed or removed during the session */
     MONARCH_FAILED,      /* the source or every tier returned an error */
     MONARCH_UNSUPPORTED, /* the file has attributes that the catalog cannot hold */
@@ -133,7 +133,7 @@ struct monarch_source {
 };
 
 struct monarch_tier {
-    uint64_t dev, ino; /* of the directory that holds the tier's copies */
+    uint64_t dev, ino; /* device and inode of the directory that holds the tier's copies */
     uint32_t path_len, usable;
     char path[MONARCH_TIER_PATH]; /* ends with a slash */
 };
@@ -188,7 +188,8 @@ struct monarch_control {
     /* How long the catalog may answer calls for attributes [ns]. The time counts from the beginning
      * of the last comparison of the directories with the source. */
     uint64_t revalidate_ns;
-    /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
+    /* atomic: when the daemon last began to compare the directories with the source [ns of
+     * CLOCK_MONOTONIC]; 0: it has not done so yet */
     uint64_t compared_ns;
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
@@ -289,17 +290,21 @@ struct monarch_fills {
 };
 
 struct monarch_stats {
-    uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
-    uint64_t bytes_from_tier, bytes_from_source; /* sums of the sizes of these files */
-    uint64_t waits, wait_ns; /* reads that waited for a fill; the total time of these waits */
-    uint64_t fallbacks;      /* waits after which the reader gave up, and read from the source */
-    uint64_t promotions;     /* descriptors and mappings that were switched to the copy */
+    uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
+    /* sum of the file sizes: of the hits; of the misses */
+    uint64_t bytes_from_tier, bytes_from_source;
+    uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
+    /* number of these reads that waited too long, and then read from the source */
+    uint64_t fallbacks;
+    uint64_t promotions; /* number of descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
-    uint64_t metadata_hits;       /* calls for names and attributes that the catalog answered */
+    /* number of calls for names and attributes that the catalog answered */
+    uint64_t metadata_hits;
     /* Bytes that programs read at the sources (monarch_count_source). */
     uint64_t source_bytes_read_by_programs;
-    uint64_t source_opens, source_open_ns; /* opens at the sources; their total time */
-    uint64_t unused[3];                    /* pads to two cache lines */
+    /* number of opens at the sources; total time of these opens */
+    uint64_t source_opens, source_open_ns;
+    uint64_t unused[3]; /* pads to two cache lines */
 };
 
 /* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
@@ -380,7 +385,7 @@ struct monarch_clients {
      * have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
-     * file at the source, and the daemon does not fill the file ahead. */
+     * file at the source, and the daemon does not prefetch the file. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
