@@ -45,7 +45,7 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The limits of the project: shares of a core, seconds, and bytes.
+# The project's limits: CPU time as a share of a core, times [s], and sizes [bytes].
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")

@@ -171,7 +171,7 @@ class FirstEpoch:
         )
         self._add(
             "first_block",
-            "until all 8 readers have their first 256 KiB / without the library",
+            "8 readers: time to first 256 KiB / without the library",
             median("first_s", "first_s"),
             1.5,
         )
@@ -188,7 +188,7 @@ class FirstEpoch:
             ratios.append(ours["seconds"] / plain["seconds"])
         self._add(
             "latency",
-            "1 reader, 4 ms an operation: first epoch / without the library",
+            "1 reader, latency 4 ms: first epoch / without library",
             statistics.median(ratios),
             0.5,
         )
@@ -223,7 +223,7 @@ class FirstEpoch:
             served = self.slow.counts()["bytes_read"]
         self._add(
             "too_large",
-            "tier for half: bytes served in epochs 2 and 3 / bytes that do not fit",
+            "half fits, epochs 2-3: bytes served / bytes without room",
             served / (2 * (self.bytes - fits)),
             1.01,
         )

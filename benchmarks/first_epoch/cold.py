@@ -330,7 +330,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         *lines,
         line(
             "bytes",
-            "  bytes that the source sent in two epochs / bytes read in one",
+            "  bytes sent by the source in 2 epochs / bytes read in one",
             median(lambda o, _: o[-1]["source"]["bytes_read"] / case.bytes_read),
             case.most_bytes or (1.02 if busy else 1.01),
         ),

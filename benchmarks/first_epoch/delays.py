@@ -144,7 +144,7 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
     filled = statistics.median(ours["fills"] for ours, _ in pairs)
     at = f"{SIZE // KIB} KiB, latency {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
     return [
-        line("p50_s", f"open and read during fills / without a daemon, {at}: median", MEDIAN_LIMIT),
+        line("p50_s", f"{at}: open+read with fills / without, median", MEDIAN_LIMIT),
         line("p99_s", "  99th percentile", P99_LIMIT),
         Result("beside_alone", "  median without a daemon", "ms", alone_s * 1e3, None),
         Result("beside_fills", "  number of fills meanwhile", "", filled, None),

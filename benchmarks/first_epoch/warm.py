@@ -75,7 +75,7 @@ def main() -> int:
         make(backing)
         runs = [once(place, backing) for _ in range(args.rounds)]
     times = sorted(took_s for took_s, _ in runs)
-    what = f"monarch warm, {FILES} x {SIZE >> 10} KiB, {LATENCY_S * 1e3:g} ms"
+    what = f"monarch warm, {FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
     results = [
         Result(
             "warm",

@@ -102,7 +102,7 @@ def _compare(name: str, dataset: Any, step_s: float, epochs: int) -> list[Result
     return [
         Result(
             f"{name}_workers",
-            f"{name}: advised minus best number of workers",
+            f"{name}: difference of advised and best workers",
             "",
             abs(found.workers - fewest),
             1,

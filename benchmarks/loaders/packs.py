@@ -118,7 +118,10 @@ def main() -> int:
         ]
     for packed, _, alone, scanning in rounds:
         if any(run.copied != FILES for run in (packed, alone, scanning)):
-            raise RuntimeError(f"not all files have copies: {packed}, {alone}, {scanning}")
+            raise RuntimeError(
+                f"not all files have copies. With the pack: {packed}; without the pack: {alone};"
+                f" with the pack, during the scan: {scanning}"
+            )
 
     def line(
         name: str, what: str, unit: str, values: list[float], limit: float | None = None
@@ -127,7 +130,7 @@ def main() -> int:
         middle = statistics.median(values)
         return Result(name, what, unit, middle, limit, ci95=bounds, rounds=len(values))
 
-    what = f"{FILES} x {SIZE >> 10} KiB, {LATENCY_S * 1e3:g} ms"
+    what = f"{FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
     results = [
         line(
             "packed_operations",
@@ -138,7 +141,7 @@ def main() -> int:
         ),
         line(
             "packed_extra",
-            "  time beyond that of warm on an empty dataset",
+            "  time, minus the time on an empty dataset",
             "s",
             [packed.took_s - empty.took_s for packed, empty, *_ in rounds],
             EXTRA_S_LIMIT,

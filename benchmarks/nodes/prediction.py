@@ -126,8 +126,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns how much of what ranks read belongs to files that their own nodes do not keep, as
-        a share of the bytes."""
+        """Returns, of all bytes that ranks read, the share that belongs to files that the ranks'
+        own nodes do not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True

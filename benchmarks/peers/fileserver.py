@@ -1,6 +1,6 @@
 """A server that shares single files, for tests and measurements without a catalog.
 
-The daemon shares the files of its catalog (daemon/nodes/serving.py).
+A daemon does not use this server: it shares the files of its catalog (daemon/nodes/serving.py).
 """
 
 from __future__ import annotations

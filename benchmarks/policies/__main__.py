@@ -1,7 +1,7 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- Loads of an epoch in the steady state, relative to D - C, summed over the nodes: for pinning,
-  Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
+- Loads of an epoch in the steady state, summed over the nodes, relative to D - C (the samples of
+  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
 - The order of epochs: the cost of the path relative to the assignment bound, the time to find the
@@ -57,7 +57,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures loads relative to D - C, in the worst of the epochs from the second on."""
+    """Measures loads relative to D - C, in the worst of the epochs from the second on. D is the
+    number of samples; C is the number of samples that the tiers of all nodes hold together."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
@@ -209,7 +210,13 @@ def threads(results: list[Result]) -> None:
     share_threads(alone, 64)
     took = time.perf_counter() - start
     results += [
-        Result("threads_gap", "Algorithm 1: max - min over brute force's", "ratio", worst, 1.05),
+        Result(
+            "threads_gap",
+            "Algorithm 1: gap of queues / smallest possible gap",
+            "ratio",
+            worst,
+            1.05,
+        ),
         Result("threads_s", "Algorithm 1: 8 queues, 64 threads", "s", took, None),
     ]
 

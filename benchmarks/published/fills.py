@@ -44,7 +44,9 @@ def thread_ends(seconds: Floats, begins: Floats) -> Floats:
 
 def _threads(inputs: Inputs, level: int) -> int:
     if level >= len(inputs.scenario.classes):
-        raise CannotRunError(f"It fills class {level}, and the scenario has no such class.")
+        raise CannotRunError(
+            f"The policy fills class {level}, but the scenario has no class {level}."
+        )
     return inputs.scenario.classes[level].threads
 
 

@@ -18,7 +18,8 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """Fills the cache classes of every node, in one order over all classes."""
+    """Fills the cache classes of every node. A node's files have one order, in which they go first
+    into class 1, then into the next class."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs

@@ -1,11 +1,11 @@
 """``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
-Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
-with each behaviour switched off separately and with all of them off. The difference that remains
-with all of them off is one between the models; its two largest causes are removed one after the
-other. Only the runs of two sets are simulated with each behaviour off separately. The tables go
-into docs/simulator.md. The benchmark takes about eight minutes on one core, --only stressS3 half a
-minute.
+Every recorded run of the authors' simulator is simulated several times: by our simulator, and by
+the re-creation of theirs. The re-creation runs with each behaviour switched off separately (only
+for the runs of two sets), and with all behaviours off. If our simulator then still gives other
+results, the two models differ; the two largest of these differences are removed one after the
+other. The tables go into docs/simulator.md. The benchmark takes about eight minutes on one core,
+--only stressS3 half a minute.
 """
 
 from __future__ import annotations

@@ -280,7 +280,8 @@ def is_drawn(case: Case) -> bool:
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the machines of the grid that fit into one picture."""
+    """Returns the document with fewer machines of figure 9, so that one picture has room for
+    all."""
     kept = {
         name: result
         for name, result in document["policies"].items()

@@ -8,8 +8,8 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* the number of threads is the number of entries divided by this, rounded up \
-                     */
+/* A further thread is started for every A_THREAD entries. */
+#define A_THREAD 32
 
 struct comparison {
     const struct monarch_catalog *catalog;
