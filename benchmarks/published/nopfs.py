@@ -18,8 +18,8 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """Fills the cache classes of every node. A node's files have one order, in which they go first
-    into class 1, then into the next class."""
+    """Fills the cache classes of every node. A node's files have one order, in which they fill
+    first the fastest class, then the next one."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs
