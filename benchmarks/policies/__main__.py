@@ -1,7 +1,8 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
 - Loads of an epoch in the steady state, summed over the nodes, relative to D - C (the samples of
-  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
+  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's
+  mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
 - The order of epochs: the cost of the path relative to the assignment bound, the time to find the

@@ -31,7 +31,7 @@ class Behaviour(Enum):
     )
     PFS_FLAT_BELOW_FIRST_POINT = (
         "Fewer clients than at the first point of t(g) get the whole rate of that point.",
-        "Fewer clients get a proportional part of that rate.",
+        "Fewer clients than at that point get a proportional part of its rate.",
         "policies/BasePolicy.py, _get_pfs_speed",
     )
 
