@@ -45,7 +45,7 @@ def thread_ends(seconds: Floats, begins: Floats) -> Floats:
 def _threads(inputs: Inputs, level: int) -> int:
     if level >= len(inputs.scenario.classes):
         raise CannotRunError(
-            f"The policy fills class {level}, but the scenario has no class {level}."
+            f"The policy fills class {level}, but the scenario has no such class."
         )
     return inputs.scenario.classes[level].threads
 
