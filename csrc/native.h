@@ -30,9 +30,9 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
  * grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A client may be reading the old attributes
- * meanwhile. It notices by the entry's version that they were replaced, and asks the source.
- * Returns 0. Returns -1 without any change if the index of inodes must be rebuilt first
+/* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
+ * meanwhile sees that the entry's version has changed, and asks the source instead. Returns 0.
+ * Returns -1 without any change if the index of inodes must be rebuilt first
  * (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
@@ -256,9 +256,9 @@ struct monarch_result {
 
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
  * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
- * received from the endpoint so far; ns: the time that the threads needed. The index in both arrays
- * tells how many threads used the endpoint when the receiving thread began: index 0 stands for 1
- * thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
+ * received from the endpoint so far; ns: the time that the threads needed. Both arrays are indexed
+ * by the number of threads that used the endpoint when the receiving thread began: index 0 stands
+ * for 1 thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -294,7 +294,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
-/* Makes the engine stamp a tier's copies with their entries' numbers (monarch_stamp). */
+/* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
+ * (monarch_stamp). salt: the salt of these stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
  * from the pack instead of the source if a member has the same name, size and time of modification.

@@ -198,8 +198,8 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """Runs the reader, and returns its answer for each epoch. `source` of an answer has the
-        source's counts since the source's own start.
+        """Runs the reader, and returns its answer for each epoch. In an answer, `source` has the
+        numbers of operations that the source has counted until then.
 
         cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is the
             daemon's CPU time at the reader's start, and `daemon_s` is the increase from then to the

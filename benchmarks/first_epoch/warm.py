@@ -24,7 +24,7 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 LIMIT_S = 1.8
-# The scan examines a directory again once the last change of the directory is this old [s].
+# The scan examines a directory again when the last change of the directory is this old [s].
 SETTLES_S = 2.1
 
 

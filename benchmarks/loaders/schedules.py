@@ -206,7 +206,7 @@ def epoch() -> Iterator[Result]:
 
 def resume() -> Iterator[Result]:
     median, _ = in_child(resumption, LocalFirstSampler)
-    what = "resuming at step 1, 4000, 9000 / scheduling the epoch"
+    what = "resuming an epoch (step 1, 4000, 9000) / scheduling it"
     yield Result("resume", what, "ratio", median, 1.1, rounds=3)
 
 

@@ -76,8 +76,9 @@ class Run:
     gone: tuple[int, ...] = ()
 
     def by_hash(self) -> list[Simulated]:
-        """Simulates owners by hash. The next accesses are unknown: a free thread takes the next
-        file, and an epoch starts without any prefetched file."""
+        """Simulates daemons that determine the owners of files by hash. They do not know the next
+        accesses: a free thread takes the next file, and an epoch starts without any prefetched
+        file."""
         # The buffer is as large as the dataset, so readers wait only for the files that they have
         # requested, never for space in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)

@@ -51,7 +51,7 @@ def measure_rates(
 
 @dataclass(frozen=True)
 class Replayed:
-    """One run, epoch by epoch: real and simulated."""
+    """The results of a real run and of its simulation, for each epoch."""
 
     real: list[Simulated]
     simulated: list[Simulated]

@@ -39,7 +39,8 @@ class Ends:
         return wall, getter, self._serving.ask("cpu")[0] - before
 
     def pairs(self, ours: str, plain: str, rounds: int) -> list[tuple[Times, Times]]:
-        """Runs both alternately. The first pair is not counted."""
+        """Measures the two kinds of transfer alternately. Returns the pairs (ours, plain), without
+        the first pair, which only warms up."""
         self.measure(ours)
         self.measure(plain)
         found = []
@@ -61,8 +62,8 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time beyond that of GMAC [s/GiB]. For the sender it applies to the total, for the
-# receiver to what exceeds the time of plain `recv`.
+# The limit on CPU time [s/GiB]. For the sender, it applies to the time minus the time of GMAC. For
+# the receiver, it applies to the time minus the times of GMAC and of plain `recv`.
 OWN_LIMIT = 0.1
 
 
@@ -106,7 +107,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """Measures transfers other than that of a large file with known checksums."""
+    """Measures the other transfers: a file without known checksums, and many small files."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"
@@ -124,7 +125,7 @@ def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
         ),
         Result(
             "small_rate",
-            f"bytes a second in files of {args.small_kib} KiB / plain sendfile",
+            f"throughput of files of {args.small_kib} KiB / of plain sendfile",
             "ratio",
             statistics.median(shares),
             None,

@@ -5,7 +5,7 @@
   mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
-- The order of epochs: the cost of the path relative to the assignment bound, the time to find the
+- The order of epochs, called the path: its cost relative to the assignment bound, the time to find the
   path, and the loads that it saves under LRU and under Belady, in samples and in seconds.
 - NoPFS 5.1 for ImageNet-1k: the share of files without a holder, the gap to the dual bound, and the
   time of the placement.
@@ -100,8 +100,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the path through the epochs and its savings; SOLAR reports 25.6 % and 59.4 % fewer
-    loads."""
+    """Measures the path through the epochs, which is the order in which a training uses them, and
+    the loads that this order saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -230,7 +230,7 @@ def access_cost(accesses: int, results: list[Result]) -> None:
         start = time.process_time()
         total_loads(job, policy(job))
         each = (time.process_time() - start) / accesses * MICROSECONDS
-        text = f"{named}: CPU time of an access, {accesses:,} of them, C/D = 0.5"
+        text = f"{named}: CPU time per access ({accesses:,} accesses, C/D = 0.5)"
         results.append(Result(f"access_{named}", text, "us", each, None))
 
 

@@ -1,8 +1,8 @@
 """The deviations of the published simulator from its paper, or from a real cluster.
 
 Every member is a switch. With all of them on (AS_PUBLISHED) the re-creation gives the published
-numbers; if one is off, that deviation is corrected. The locations are files and functions below
-``sim/`` of the repository of NoPFS (Dryden et al., SC'21), the sections those of the paper.
+numbers; if one is off, that deviation is corrected. Locations are files and functions below
+``sim/`` of the repository of NoPFS (Dryden et al., SC'21). Section numbers refer to the paper.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Behaviour(Enum):
         "Within a batch, one node makes all its requests before the next node makes its first. So"
         " the first node's requests ignore simultaneous requests of other nodes, but other nodes'"
         " requests are affected by later requests of the first node.",
-        "The node whose clock is behind makes the next request.",
+        "The node whose clock is furthest behind makes the next request.",
         "policies/PolicyExecutor.py, run",
     )
     LAST_NODES_FIRST_FILL = (

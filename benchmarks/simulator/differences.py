@@ -89,8 +89,8 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulates one recorded run in both simulators with all switches off: first as recorded, then
-    without one of the models' differences at a time."""
+    """Simulates one recorded run in both simulators, with all switches off: first as recorded, then
+    with one of the differences between the models removed at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
     if policy == "deepio-ordered":
@@ -204,7 +204,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.differences")
     parser.add_argument("--only", default="", help="runs whose set or policy contains this text")
     parser.add_argument("--json", type=Path, help="write everything here as JSON")
-    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
+    parser.add_argument(
+        "--page", type=Path, help=f"write the tables into this page; default without --only: {PAGE}"
+    )
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
     modelled: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
 A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. Its machine is measured as by `monarch calibrate`; the order of its reads is
+or some samples ahead. The machine is measured as `monarch calibrate` does; the order of its reads is
 recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
 times of the epochs, then a run measures them.
 """

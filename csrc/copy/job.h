@@ -33,7 +33,7 @@ struct job {
     int has_it;
     /* descriptors of the source's root and of the tier's directory of copies */
     int source_root, copies;
-    int is_stamped; /* whether the copy's modification time is set to `stamp` */
+    int is_stamped; /* whether `stamp` is stored in the copy's modification time (monarch_stamp) */
     uint64_t stamp;
     uint64_t expected_sum;
     struct monarch_entry entry; /* a copy of the file's catalog entry, made with the order */

@@ -238,7 +238,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* If the order asks a peer first, it needs the member only if the peer fails. */
+        /* An order that asks a peer first may need no member. Only if the peer fails, it waits for
+         * one. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -281,7 +282,7 @@ static uint64_t first_beside(struct pack *p, uint64_t member) {
 }
 
 /* Sets the bounds of a window that begins with this member and ends with an ordered member. most:
- * the length limit, see WINDOW_BYTES. */
+ * the longest length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -415,9 +416,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Returns the window that contains the order's member, once that window is read; NULL if the pack
- * cannot be read, or if no window is free. The caller holds the lock, which is released during
- * waits and reads. */
+/* Waits until the window that contains the order's member was read, and returns it. Returns NULL if
+ * the pack cannot be read, or if no window is free. The caller holds the lock, which is released
+ * during waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;

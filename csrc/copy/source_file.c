@@ -97,8 +97,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         return -1;
     }
     /* The attributes that the kernel cached at the open are enough here, because the server is
-     * asked after the last byte is read. Only if the cached attributes differ from the catalog's,
-     * ask the server now: some file systems learn a file's size only when they are asked. */
+     * asked after the last byte is read. The server is asked now only if the cached attributes
+     * differ from the catalog's, because some file systems learn a file's size only when they are
+     * asked. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);

@@ -38,9 +38,9 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     return job != NULL;
 }
 
-/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns whether the
- * file is left to Python, which must order the fill or find out why there can be no fill. c: the
- * catalog; NULL if the writer's lock could not be taken. The file's state is then unknown. */
+/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns 1 if Python
+ * must order the fill, or find out why there can be no fill; otherwise 0. c: the catalog; NULL if
+ * the writer's lock could not be taken, so that the file's state is unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);

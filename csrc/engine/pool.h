@@ -118,7 +118,7 @@ struct pool {
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
-    /* by rank: the rank's share, among the threads of each origin; see fair_queue.h */
+    /* by rank: the rank's share of the threads of each origin; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
     struct fair_queue fair[MONARCH_ORIGINS];
     int rung;           /* the daemon was rung for results, and has not taken them yet */

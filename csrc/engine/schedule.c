@@ -28,8 +28,8 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may ask the order's peer. Threads may be added to a peer until it has
- * twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
+/* Returns whether a thread may ask the order's peer. The number of threads that may ask one peer is
+ * twice the number of free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
  * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
  * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
@@ -156,10 +156,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses the fill whose next unit is filled before a reader asks for it; returns NULL if there is
- * no such fill. *first gets the first fill in the list that could be served. Usually this fill is
- * also the result. A later fill is the result only if the readers of both fills belong to ranks,
- * and the later fill's rank is due earlier. */
+/* Chooses a fill in which a thread fills the next unit before a reader asks for this unit. Returns
+ * NULL if there is no such fill. *first gets the first fill in the list that could be served.
+ * Usually this fill is also the result. A later fill is the result only if the readers of both
+ * fills belong to ranks, and the later fill's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];

@@ -69,8 +69,9 @@ static void push_result(struct pool *p, struct job *job) {
     p->rung |= rings;
     ends_rest = !job->result.is_published && monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        /* Fills from peers wait while at most MONARCH_SLOTS_OF_SOURCE slots are free. There were so
-         * few before this call, so wake the threads: a fill may now begin. */
+        /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
+         * Before this call, there were not more. Wake the threads, because such a fill may begin
+         * now. */
         monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);

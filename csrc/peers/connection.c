@@ -1,7 +1,7 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
  * One call of monarch_peer_step works on the connection until it would have to wait. It then
- * returns what the connection waits for. Only if `may_block` is set, the call may block until the
- * socket accepts bytes. */
+ * returns what the connection waits for. The call itself may block, until the socket accepts bytes,
+ * only if `may_block` is set. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

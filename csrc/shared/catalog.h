@@ -291,10 +291,10 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
-    /* sum of the file sizes: of the hits; of the misses */
+    /* sum of the sizes of the files counted in `hits`; in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
     uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
-    /* number of these reads that waited too long, and then read from the source */
+    /* number of reads that gave up waiting for a fill, and read from the source */
     uint64_t fallbacks;
     uint64_t promotions; /* number of descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
