@@ -5,8 +5,8 @@
   mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
-- The order of epochs, called the path: its cost relative to the assignment bound, the time to find the
-  path, and the loads that it saves under LRU and under Belady, in samples and in seconds.
+- The order of epochs, called the path: its cost relative to the assignment bound, the time to find
+  it, and the loads that it saves under LRU and under Belady, in samples and in seconds.
 - NoPFS 5.1 for ImageNet-1k: the share of files without a holder, the gap to the dual bound, and the
   time of the placement.
 - Lobster's Algorithm 1 compared with brute force, and its time.

@@ -25,7 +25,7 @@ class Buffer:
     order : (samples,) the file of each sample
     ready : (samples,) when the sample is in the buffer [s]; NOT_STAGED for never
     source : (samples,) the origin of the sample, for samples from the buffer and for samples that
-    were fetched directly
+        were fetched directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
