@@ -317,8 +317,8 @@ static void share_link(const char *path) {
     close(fd);
 }
 
-/* Raises the limit as far as allowed. Root may exceed the hard limit, which some containers set as
- * low as 20,000. */
+/* Raises the limit on descriptors as far as allowed. Root may exceed the hard limit, which some
+ * containers set as low as 20,000. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
     if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1)

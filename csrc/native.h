@@ -377,7 +377,8 @@ enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
     uint16_t storage; /* an enum monarch_storage: where this node puts its copy of the file */
-    uint16_t giver;   /* number of the peer that gave the whole file, plus 1; the caller passes 0 */
+    /* set by the engine: 1 + the number of the peer that gave the whole file; callers pass 0 */
+    uint16_t giver;
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);

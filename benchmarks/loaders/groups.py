@@ -113,7 +113,8 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
         _, took_s, _ = groups.epoch()
         ratios.append(theirs / (took_s / GROUPS))
         print(
-            f"{name}: a group takes {took_s / GROUPS:.4f} s, h5py {theirs:.3f} s", file=sys.stderr
+            f"{name}: a group takes {took_s / GROUPS:.4f} s, h5py takes {theirs:.3f} s",
+            file=sys.stderr,
         )
     least = {"4 ms": 50, "0.5 ms": 6}[name]
     what = f"{name}: time of h5py / time of a group"

@@ -268,7 +268,7 @@ def loader() -> Iterator[Result]:
             third = epoch_of(ours, ours.set_epoch, number)
             # Our sampler runs before and after torch's, so that neither gains from its position.
             pairs.append(((first + third) / 2, second))
-        what = "DataLoader, present dataset: CPU, our sampler / torch's"
+        what = "DataLoader: CPU time with our sampler / with torch's"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)
 
 

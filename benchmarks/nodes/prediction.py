@@ -205,7 +205,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the time of all epochs except the first [s], by hash and by plan."""
+    """Returns the time of all epochs except the first [s]: with owners by hash, and with a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (

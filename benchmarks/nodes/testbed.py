@@ -178,7 +178,8 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions share this directory. Their names differ, because the configurations do.
+            # All sessions share this directory. The sessions' names differ, because their
+            # configurations differ.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()

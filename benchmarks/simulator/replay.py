@@ -39,7 +39,7 @@ FAST = 1e12
 
 
 class Replay:
-    """One machine: a slow source, tiers of variable size, its measured rates."""
+    """A machine: its slow source, its tier (of variable size) and its measured rates."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow

@@ -238,8 +238,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* An order that asks a peer first may need no member. Only if the peer fails, it waits for
-         * one. */
+        /* An order that asks a peer first needs the member only if the peer fails. So it is not
+         * noted as waiting for the member yet. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }

@@ -77,8 +77,8 @@ struct late {
     unsigned peers;
 };
 
-/* Callbacks through which csrc/handover follows the orders for which a reader's descriptor may
- * wait. */
+/* Callbacks of csrc/handover. It keeps the descriptors that readers have handed over until orders
+ * need them. */
 struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */

@@ -159,7 +159,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
-    REPLACE(copy_ino); /* 0: the file has no copy */
+    REPLACE(copy_ino); /* becomes 0, because the file has no copy */
     REPLACE(sum);
     REPLACE(blksize);
     REPLACE(mtime_ns);

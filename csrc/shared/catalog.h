@@ -25,7 +25,9 @@
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
-#define MONARCH_COPY_NAME 13     /* digits of a copy's name, its zero-padded hexadecimal number */
+/* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
+ * zeros */
+#define MONARCH_COPY_NAME 13
 
 /* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
  * is numbered 16 Mi or higher is always read from the source. */
@@ -179,7 +181,7 @@ struct monarch_control {
      * the page cache. After a program has read such a file, the daemon would have to read it from
      * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
-    uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
+    uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
     /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
      * no client has reported that a program opened them. */
     uint32_t scan_meets_all;
