@@ -1,8 +1,8 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
 A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. The machine is measured as `monarch calibrate` does. The order of the
-reads is recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
+or some samples ahead. The machine is measured as `monarch calibrate` does. The order of the reads
+is recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
 times of the epochs, then a run measures them.
 """
 

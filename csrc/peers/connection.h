@@ -6,8 +6,8 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Size of the array of frames that wait to be sent. At most three frames wait at a time (DATA, SUM
- * and END), so the size is sufficient. */
+/* Size of the array of frames that wait to be sent. At most three frames wait at a time: DATA, SUM
+ * and END. */
 #define MONARCH_PEER_FRAMES 4
 
 enum monarch_peer_state {

@@ -78,7 +78,9 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
-    if (sum) /* The block was good at an earlier check, but may have rotted since. */
+    /* Record the new result even if an earlier check found the block good: the block may have
+     * rotted since. */
+    if (sum)
         *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block &&
               now - last->at_ns < (held->is_doubted ? DOUBTED_NS : CHECKED_NS);
