@@ -307,9 +307,9 @@ static uint64_t next_look(const struct worker *w, int has_used) {
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* Sleeps until the bell for the thread's `enum monarch_origin` rings, or until the time `until_ns`
- * [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`. Returns 0
- * if `until_ns` has passed, else 1. */
+/* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until the time
+ * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`.
+ * Returns 0 if `until_ns` has passed, else 1. */
 static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[w->origin];

@@ -435,9 +435,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. So the daemon either takes a bit that is set
- * meanwhile, or later finds the summary bit set again. If a client is killed after it has set only
- * the file's bit, the summary bit stays unset until the next call for a file of the same word. */
+ * the summary bit before it takes the files' bits. If a file's bit is set at this moment, the
+ * daemon either takes it now, or later finds the summary bit set again. If a client is killed after
+ * it has set only the file's bit, the summary bit stays unset until another call for one of the 64
+ * files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
