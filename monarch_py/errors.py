@@ -50,6 +50,6 @@ class TierError(MonarchError):
 
 class PolicyError(MonarchError):
     """A policy cannot work on this job, because the paper that describes the policy excludes jobs
-    of this kind. The message says what is missing."""
+    of this kind. The message says what the job lacks."""
 
     exit_status: ClassVar[int] = 5

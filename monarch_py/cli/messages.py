@@ -1,6 +1,7 @@
 """Writes the commands' messages, and handles output that cannot be written.
 
-Commands that print no tables do not load the module `screen`, which is slow to load.
+The module `screen` prints tables. It is slow to load, so commands without tables use only this
+module.
 """
 
 import codecs
@@ -9,7 +10,7 @@ import os
 import signal
 import sys
 
-# The values of errno with which a write to a disk, a pipe or a terminal can fail.
+# The errors (errno) of a write to a disk, a pipe or a terminal.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 

@@ -124,11 +124,11 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
-    """Tells the user which copies were not recorded. Returns the exit status.
+    """Tells the user which copies were not recorded. If the command copies all files, also tells
+    the user in which sources names could not be read. Returns the exit status: 1 if there are such
+    names, unless only a permission to read them was missing (as for `lost+found`); else 0.
 
-    is_everything : whether the command copies all files. If so, also tells the user in which
-        sources names could not be read, and returns 1 for them. Names that this user has no
-        permission to read, such as `lost+found`, do not change the exit status
+    is_everything : whether the command copies all files
     """
     for text in filter(None, (tier.get("unrecorded") for tier in report.get("tiers", ()))):
         tell(text)
@@ -239,7 +239,7 @@ def warm(
     hint, has_tiers = "", True
     report: dict[str, Any] = {}
     if not ended:
-        with suppress(SessionError):  # the daemon has just been stopped
+        with suppress(SessionError):  # raised if another command has just stopped the daemon
             report = DaemonConnection(session).ask("status")
         status = _tell_failures(report, is_everything=texts is None)
     if "no_room" in run.progress.at_source and report:

@@ -1,6 +1,6 @@
-"""Collective steps: after each step, every rank knows how the step has ended on all ranks.
+"""Collective steps. At the end of each step, every rank receives the outcomes of all ranks.
 
-So either all ranks go on, or all ranks end with the same message.
+If the step has failed on any rank, all ranks end with the same message. Otherwise all ranks go on.
 """
 
 import traceback
@@ -18,8 +18,8 @@ MOST_NAMES = 4
 
 
 class EndError(MonarchError):
-    """At least one rank cannot go on, so all ranks end: each rank raises this error with the same
-    words."""
+    """A step has failed on at least one rank, so all ranks end. Each rank raises this error with
+    the same words."""
 
     def __init__(self, words: list[str], exit_status: int) -> None:
         super().__init__("\nmonarch: ".join(words))

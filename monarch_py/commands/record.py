@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-This process counts the files itself, in the catalog in shared memory. So the counting does not
-load the daemon.
+The command counts the files itself, in the catalog in shared memory. So the daemon does not spend
+time on the counting.
 """
 
 import os

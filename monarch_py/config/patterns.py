@@ -1,18 +1,19 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
 The globs of one list become one regular expression. A plain translation would backtrack: matching
-`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star except the last
-ends where the text after it first matches. Later matches are not tried: if the rest of the glob
-does not match after the first match, it cannot match after a later one, which leaves less of the
-name. `fnmatch.translate` does the same for names without directories.
+`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
+covers as little of the name as possible: it ends before the first match of the text that follows
+the star. Later matches need not be tried. They leave less of the name for the rest of the glob, so
+the rest cannot match there if it does not match after the first match. `fnmatch.translate` does
+the same for names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# One step of a glob. The step `**/` includes the slash. So if it stands for no directory, there is
-# no slash either.
+# Matches one step of a glob. The step `**/` includes its slash, because `**/` may stand for no
+# directory, and then there must be no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",

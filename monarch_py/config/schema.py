@@ -240,12 +240,12 @@ class Tuning(Keys):
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : up to this size, a file without a copy is read from the source by the program
-        that opens it, and the daemon makes the copy through the program's descriptor; with `0` the
+    handover_size : the largest file that a program reads from the source itself if the file has no
+        copy yet; the daemon then makes the copy through the program's descriptor; with `0`, the
         daemon reads all files itself
-    direct_io : use `O_DIRECT` to read small files that are filled ahead, which saves room in the
-        page cache and processor time; without effect if the source does not support `O_DIRECT`, or
-        does not make readers wait
+    direct_io : read small files that are filled ahead with `O_DIRECT`, to save processor time and
+        room in the page cache; without effect if the source does not support `O_DIRECT`, or answers
+        without a wait
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
         file by mappings of the copy
     balance_ranks : if some ranks miss more often than others, give them more of the threads that

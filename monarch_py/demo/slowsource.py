@@ -170,8 +170,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # The names of these two files are needed only until the program runs, and has opened or
-            # mapped them. Then the files are removed together with their directory.
+            # As soon as the program runs and has opened both files, their names are not needed any
+            # more. At the end of the `with` block, the files are removed with their directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:

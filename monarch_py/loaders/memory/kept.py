@@ -190,8 +190,9 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Takes this process off the list of processes from which later processes open the memory.
-        The memory ends with the last process that maps it."""
+        """Removes this process from the memory's list of processes (`shared.SharedMemory`). Later
+        processes then do not open the memory through this process. The memory ends with the last
+        process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------

@@ -65,8 +65,8 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Checks that detected numbers are still the numbers of the process group. Raises
-        ConfigError if they differ: then they were detected before the process group was made."""
+        """Checks that detected numbers are also the numbers of the process group. If they differ,
+        they were detected before the process group was made, and ConfigError is raised."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -294,12 +294,13 @@ class ScheduledSampler(ABC):
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Returns the position in the epochs for a checkpoint, in less than 1 KB.
+        """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None stands for the number of batches that the iterator has handed out. If a
-            DataLoader has workers, this number is too large, because workers read batches ahead:
-            give `done`. StatefulDataLoader counts batches itself and does not need `done`
+        done : how many batches of the running epoch the training has taken, counted from the
+            epoch's beginning. None stands for the number of batches that the iterator has handed
+            out. With a DataLoader that has workers, give `done`: the workers read batches ahead, so
+            more batches were handed out than the training has taken. StatefulDataLoader counts
+            batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():

@@ -225,8 +225,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Always returns False, which
-        makes the dict comprehension in `begin` leave the answer out."""
+        """Frees the slot of an answered task from an earlier epoch. Always returns False: `begin`
+        calls this in the condition of a dict comprehension, to leave the task's answer out."""
         self._free.append(self._asked.pop(task)[0])
         return False
 
