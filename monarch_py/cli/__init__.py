@@ -1,4 +1,4 @@
-"""The `monarch` command. Each module of this package holds the commands of one concern.
+"""The `monarch` command. Each module of this package contains a group of related commands.
 
 This module turns an error that a user can correct into one sentence and an exit status.
 """

@@ -85,8 +85,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """Show each value of the configuration, and where it comes from.
 
     A value can come from the defaults, the site's file, the user's file, the environment
-    (MONARCH_SOURCE) or the command line. If several of these set the same key, the last one in this
-    order is used. The command does not check whether the values work on this node.
+    (MONARCH_SOURCE) or the command line. If several of these set the same key, the value from the
+    last of them is used. The command does not check whether the values work on this node.
     """
     from monarch_py.config.shown import values
 

@@ -108,7 +108,7 @@ def run(
 
 def _writable(json_file: Path) -> Path | None:
     """Returns `json_file` if a report can be written there. Otherwise tells the user, and returns
-    None. The command may run for days, so call this before it runs."""
+    None. Call this function before the command starts, because the command may run for days."""
     try:
         if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()
@@ -181,7 +181,7 @@ def _tell(node: "Node", config_file: Path) -> None:
     short_help="Start a daemon that stays until `monarch stop`.",
     epilog=examples(
         "monarch start -c tiers.yaml",
-        "mpiexec -ppn 1 monarch start -c tiers.yaml     # one on each node, joined",
+        "mpiexec -ppn 1 monarch start -c tiers.yaml     # a cluster: one daemon per node",
     ),
 )
 @config_option
@@ -229,7 +229,7 @@ def _tell_serving(connection: DaemonConnection, config_file: Path, config: Confi
     short_help="Run the daemon in the foreground (Slurm, containers).",
     epilog=examples(
         "monarch serve -c tiers.yaml &",
-        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &     # one on each node",
+        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &     # one daemon per node",
     ),
 )
 @config_option

@@ -89,7 +89,7 @@ class _Display:
         (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
-        # Set the total only once it is final, because rich forgets a task's rate when the total
+        # Set the total only when it is final, because rich forgets a task's rate when the total
         # changes.
         total = _to_fill(progress) if progress.complete else None
         self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
@@ -125,8 +125,9 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
     """Tells the user which copies were not recorded. If the command copies all files, also tells
-    the user in which sources names could not be read. Returns the exit status: 1 if there are such
-    names, unless only a permission to read them was missing (as for `lost+found`); else 0.
+    the user in which sources names could not be read. Returns the exit status. It is 1 if there are
+    such names, and 0 if there are none or if only the permission to read them is missing, as for
+    `lost+found`.
 
     is_everything : whether the command copies all files
     """

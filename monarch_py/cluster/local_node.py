@@ -65,7 +65,7 @@ class LocalNode:
             if time.monotonic() > limit:
                 raise SessionError(
                     f"another `monarch start` or `monarch run` has been starting the daemon of"
-                    f" {self._config_file} for {TURN_LIMIT_S:.0f} s; try again once it has ended"
+                    f" {self._config_file} for {TURN_LIMIT_S:.0f} s; try again when it has ended"
                 )
             time.sleep(TURN_PAUSE_S)
 
@@ -174,7 +174,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         silent = holder_of(session.lock)
-        silent_hint = f"the daemon there ({silent}) does not answer; end its process"
+        silent_hint = f"its earlier daemon ({silent}) does not answer; end that process"
         hint = silent_hint if silent else "free the port"
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"

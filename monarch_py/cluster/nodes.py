@@ -28,7 +28,7 @@ from monarch_py.util.launcher import Launch
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This rank's daemon, once all daemons are up.
+    """This rank's daemon. The object is made when all daemons are up.
 
     process : the daemon's process; None if the daemon ran already
     lifeline : the writing end of a pipe. The daemon ends when this end is closed, unless `detach`

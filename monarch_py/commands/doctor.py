@@ -154,8 +154,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
         hint = occupied_by_others(tier)
         if not hint and room < tier.quota_bytes:
             hint = (
-                f"copies get at most {format_size(room)} now, whatever the quota: the memory"
-                " (cgroup) leaves no more room"
+                f"copies get at most {format_size(room)} now, even if the quota is larger: the"
+                " memory limit (cgroup) leaves no more room"
             )
         if hint:
             yield Finding("warning", f"tier ({tier.kind})", text, hint)

@@ -92,8 +92,7 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
 
     If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
     Otherwise the copies on persistent tiers are checked. Raises TierError if a process holds a
-    persistent tier. This may be the daemon of another configuration, or a daemon that does not
-    answer.
+    persistent tier: the daemon of another configuration, or a daemon that does not answer.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)

@@ -102,8 +102,9 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """Returns an atomic group of `text`: once it has matched, no other match of it is tried. Python
-    before 3.11 lacks atomic groups. A look-ahead has the same effect."""
+    """Returns a group of `text` for which the regular expression tries no other match after the
+    first match (an atomic group). The group is written as a look-ahead, because Python before 3.11
+    lacks atomic groups."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

@@ -156,9 +156,9 @@ class PeersConfig(Keys):
     interface : the network interface whose first address is used
     address : the address itself, instead of `interface`
     port : the port to listen on; 0 means any free port
-    fetch : where to read a file if another node has a copy: with `fastest`, from that node or from
-        the source, whichever is faster; with `holders`, from that node, and from the source only if
-        the node fails, see [Between nodes](peers.md#the-fastest-place)
+    fetch : where to read a file if another node has a copy: with `fastest`, from the faster of that
+        node and the source; with `holders`, from that node, or from the source if the node fails,
+        see [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -282,9 +282,10 @@ class Config(Tuning):
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
     metadata : where names and attributes come from: with `cached`, from the scan's results; with
         `source`, from the source each time
-    revalidate : how old a file's attributes may be; directories are compared with the source at the
-        same interval, to find files that were removed or replaced by processes without the library;
-        with `0` the source is asked for attributes each time, and directories are not compared
+    revalidate : how old the attributes may be that a program gets for a file; at this interval,
+        directories are compared with the source, to find files that processes without the library
+        have removed or replaced; with `0`, attributes always come from the source, and directories
+        are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)

@@ -247,7 +247,7 @@ class SlowSource:
         try:
             if up:
                 _unmount(self.mountpoint)
-            end(process, UNMOUNT_LIMIT_S)  # even if a file is still open
+            end(process, UNMOUNT_LIMIT_S)  # ends the program even if a file is still open
         finally:
             assert process.stdin is not None
             process.stdin.close()

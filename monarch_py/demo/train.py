@@ -2,9 +2,9 @@
 
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
-In each epoch the script reads every image in all three directories of the dataset (demo/dataset.py).
-The seed and the epoch determine the order of the files. Each file is read from its beginning to its
-end. The results of the training depend only on the dataset and the seed, not on the storage.
+In each epoch the script reads every image in the three directories of the dataset. The seed and the
+epoch determine the order of the files. Each file is read from its beginning to its end. The results
+of the training depend only on the dataset and the seed, not on the storage.
 
 The script writes ``{"epochs": [...]}`` to FILE. Each epoch has its number, `seconds`, the mean
 `loss` [nat], the `accuracy`, `samples`, and `crc32` of all pixels and labels in the order in which

@@ -28,8 +28,8 @@ from monarch_py.util.processes import PROC, Identity
 # runs. The reading process checks at the same interval that the training runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because a whole job may be stopped and continued. The
-# clock does not stop with the job, but a stopped training makes no checks.
+# error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
+# During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
 # How long the reading process may take to end by itself [s]. It may have to end a read first.
 END_S = 1.0
@@ -186,7 +186,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # a read that hangs may keep the process alive
+        process.join(END_S)  # not longer, because a read that hangs keeps the process alive
 
 
 def _is_stopped(pid: int) -> bool:

@@ -75,7 +75,7 @@ class BatchesAhead:
 
 class Stage:
     """Reads batches ahead and hands them out one by one. The training has at most one batch at a
-    time: once it asks for the next batch, the slot of the previous batch may be used again.
+    time: when it asks for the next batch, the slot of the previous batch becomes free.
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
