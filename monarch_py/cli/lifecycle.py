@@ -229,7 +229,7 @@ def _tell_serving(connection: DaemonConnection, config_file: Path, config: Confi
     short_help="Run the daemon in the foreground (Slurm, containers).",
     epilog=examples(
         "monarch serve -c tiers.yaml &",
-        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &     # one daemon per node",
+        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &    # one daemon per node",
     ),
 )
 @config_option

@@ -69,7 +69,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
     """Train a small model on a slow source, first without Monarch and then with it."""
     from monarch_py.demo.run import run_demo
 
-    # The signals raise SystemExit, so that the demo removes what it has made.
+    # SIGTERM and SIGHUP raise SystemExit, so that the demo removes its files before it ends.
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 

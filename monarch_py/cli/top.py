@@ -138,7 +138,7 @@ def top(config_file: Path, delay: float, count: int | None) -> None:
     opened = _OpenFiles(session, view)
     opened.start()
     try:
-        # The signals raise SystemExit, so that `_keys` restores the terminal before the end.
+        # SIGTERM and SIGHUP raise SystemExit, so that `_keys` restores the terminal.
         with (
             handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)),
             _keys() as has_keys,

@@ -61,6 +61,6 @@ def _addresses() -> dict[str, list[str]]:
 def _of_host_name() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:  # the name cannot be resolved
+    except OSError:  # the host's name cannot be resolved
         return []
     return [str(address[0]) for *_, address in found]

@@ -76,7 +76,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
     parts : the glob's steps, as `_parts` yields them
     """
-    # Each star that may match slashes begins a block: [(star, text after it), ...]
+    # The glob is divided into blocks. A block begins at each `**` or `**/`, and is a list of pairs:
+    # a star, and the text between this star and the next star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):
@@ -92,8 +93,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must match at the end of the path. So the last star may try
-    # several lengths.
+    # The last star may cover more of the path than necessary, because the text after the last star
+    # must match at the end of the path.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:

@@ -255,7 +255,10 @@ class SlowSource:
 
 class _Control:
     """The control file, mapped into memory. Through it, this process sets rate and latencies, and
-    reads the counts. Its 8-byte words are accessed by the names that the program reports."""
+    reads the counts. `control[name]` is the 8-byte word with this name.
+
+    offsets : the offset of each word [bytes], by the word's name, as `_layout` returns them
+    """
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:

@@ -175,7 +175,7 @@ class GroupReader:
 
 
 def _end(process: Any, link: Connection, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child of the training
+    if os.getpid() != owner:  # in a forked child of the training, do nothing
         return
     # Closing the pipe is not enough: other forked processes may have copies of this end, which keep
     # the pipe open.
@@ -204,11 +204,11 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the training's handler is not for this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so a handler of the training does not run here
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with suppress(OSError, EOFError):  # the training has ended, or needs no more groups
+    with suppress(OSError, EOFError):  # raised when the training ends or closes the pipe
         while (task := link.recv()) is not None:
             link.send(_do(dataset, ring, task))
 

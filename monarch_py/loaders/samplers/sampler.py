@@ -1,9 +1,10 @@
 """Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
 epoch runs.
 
-Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
-for 19 million samples, and next to nothing for one million. If the ranks of a node shared one
-schedule, they would need shared memory that ends with them, and would have to wait for each other.
+Every rank computes the schedule by itself, in a thread of its process. The computation takes a
+second or two for 19 million samples, and next to nothing for one million. The ranks of a node do
+not share one schedule: for that, they would need shared memory, and would have to wait for each
+other.
 """
 
 import logging
@@ -138,8 +139,8 @@ class ScheduledSampler(ABC):
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # how many of the epoch's batches were handed out
         self._weighed = 0  # the first step for which `weight` was not called
-        self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
-        self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
+        self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
+        self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
         self._goes_on = False  # whether the training sets epochs; then the next epoch is prepared
         if self._steps() == 0:
             raise ConfigError(
