@@ -18,8 +18,8 @@ LINES_BEFORE = 20
 # Pause [s] between two checks of `--follow` for new lines.
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# `--follow` reads this many bytes at the beginning of the log again and again. If these bytes have
-# changed, a new log was begun: the first line of a log contains the time at which the log begins.
+# At each check, `--follow` reads this many bytes at the beginning of the log. If they have changed,
+# the log is a new one, because the first line of a log contains the time at which the log begins.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 

@@ -74,7 +74,7 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Makes the descriptor `fd` of a failed stream lead to /dev/null. The stream's buffer still has
-    unwritten text. When Python exits, it tries to write this text again; without /dev/null, this
-    write would fail too."""
+    """Redirects the descriptor `fd` of a failed stream to /dev/null. The stream's buffer still has
+    unwritten text. When Python exits, it tries to write this text again. Without the redirection,
+    this write would fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

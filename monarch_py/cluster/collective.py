@@ -42,8 +42,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    # `gather` tells the other ranks about an unexpected error too. If the error ended this rank
-    # here, the other ranks would wait for this rank forever.
+    # An unexpected error must not end this rank here, because the other ranks would wait for this
+    # rank forever. So `gather` sends the error to the other ranks.
     except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1

@@ -152,9 +152,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the missing daemons as members of the running daemons' cluster. The members and their
-    secret come from the running daemon with the lowest rank. Returns the problems that each node's
-    daemon reports."""
+    """Starts the missing daemons as members of the running daemons' cluster. The list of the
+    members and the cluster's secret come from the running daemon with the lowest rank. Returns the
+    problems that each node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -36,8 +36,8 @@ def main() -> None:
     new one."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # If `start` raises an error, this stays True. The next start would probably fail too, so it
-    # is delayed.
+    # If `start` raises an error, `is_started` stays True. Then the next start is delayed, because
+    # it would probably fail too.
     is_started = True
     try:
         is_started = start(config_file, opened)

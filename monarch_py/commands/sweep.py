@@ -213,7 +213,7 @@ def _tiers_of(session: SessionDir) -> list[Path]:
 
 def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
     """Returns Monarch's directories in the tiers and the staging area of a configuration. Returns
-    none if the configuration is not known (""), or cannot be used any more."""
+    [] if the configuration is not known (""), or cannot be used any more."""
     try:
         config = load_config(config_file, with_sources=False)
     except MonarchError:

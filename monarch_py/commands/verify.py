@@ -130,7 +130,8 @@ def _verify_catalog(
     sources: list[str],
     verdict: Verdict,
 ) -> None:
-    """Checks the copies that a daemon serves, and has the daemon drop the bad ones.
+    """Checks the copies that a daemon serves, and has the daemon drop the damaged and outdated
+    copies.
 
     sources : the paths of all sources of the daemon. Other jobs may have added sources that
         `config` lacks

@@ -45,7 +45,7 @@ class Progress:
     there_files : files that had a copy before the command began
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
-    replaced_files : filled files that had a copy before, which was of an earlier version
+    replaced_files : filled files that before had a copy of an earlier version of the file
     at_source : how many files get no copy, by reason. The source serves these files. docs/status.md
         lists the reasons, for `bypass`
     complete : whether all chosen files are known

@@ -77,7 +77,7 @@ class Layers:
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:
-        """The name of the layer that a spot belongs to."""
+        """The name of the layer that contains the position `spot`."""
         return next(each.name for each in self.layers if each.top.document is spot.document)
 
 

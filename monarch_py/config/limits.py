@@ -47,7 +47,7 @@ def _least(
     """Returns the value of a key if it is within the site's limit. If a default exceeds the limit,
     returns the limit. If a value that a layer sets exceeds the limit, raises ConfigError.
 
-    at : the position of the mapping that contains the key, if a layer sets the key
+    at : the position of the mapping to which the key belongs
     value : the key's value; None means that the user limits nothing
     most : the site's limit; None if the site has no limit for this key
     tell : returns a value as text, for the error

@@ -76,8 +76,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
     parts : the glob's steps, as `_parts` yields them
     """
-    # The glob is divided into blocks. A block begins at each `**` or `**/`, and is a list of pairs:
-    # a star, and the text between this star and the next star.
+    # The glob is divided into blocks: the first begins with the glob, each other block with `**` or
+    # `**/`. A block is a list of pairs: a star, and the text between this star and the next star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):

@@ -247,8 +247,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the part of an epoch from the step `begin` on, for the case that none of its
-        groups was requested from the reading process yet."""
+        """Returns the part of an epoch from the step `begin` on. In the returned object, none of
+        the groups counts as requested from the reading process."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])

@@ -299,7 +299,7 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns a Part for each file that has wanted rows which must be made from chunks.
+        """Returns a Part for each file with wanted rows that must be made from chunks.
 
         places : the indices of these rows in `wanted`
         """

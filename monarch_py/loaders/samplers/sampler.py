@@ -97,7 +97,7 @@ class _Ahead:
 
 
 class ScheduledSampler(ABC):
-    """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
+    """A batch sampler that yields the batches of one rank. Pass it to DataLoader as `batch_sampler`.
 
     A global batch has the same samples as with DistributedSampler, if the seed and `batch_size` are
     the same; only the dealing to ranks differs. With `drop_last`, the last samples are left out if
@@ -161,7 +161,7 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns which epoch's order of samples the training uses in `epoch`."""
+        """Returns the number of the epoch whose order of samples is used in the epoch `epoch`."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -312,9 +312,9 @@ class ScheduledSampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from the position in `state`: the next iteration begins with the batch after
-        the last delivered batch. The state's seed, shuffle, drop_last and size of the global
-        batches replace the sampler's. The position is used only once: after an iteration has taken
-        a batch, the next iteration begins at the epoch's first batch."""
+        the last delivered batch. The seed, shuffle, drop_last and size of the global batches in the
+        state replace the sampler's own values. The position is used only once: after an iteration
+        has taken a batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:

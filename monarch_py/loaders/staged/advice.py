@@ -144,8 +144,8 @@ class Model:
 
 
 def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
-    """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
-    number of workers from 1 to `most`.
+    """Returns the smallest number of workers with which an epoch takes at most 5 % longer than the
+    shortest epoch with 1 to `most` workers.
 
     batch : the number of samples in a batch
     step_s : how long the training computes between two batches [s]

@@ -43,8 +43,8 @@ MOST_CLASSES = 3
 class Advice:
     """The number of workers that a training needs, and the measurements from which it follows.
 
-    workers : the fewest workers with which an epoch takes at most 5 % longer than with the best
-        number of workers
+    workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
+        the best number of workers
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
