@@ -181,7 +181,7 @@ def _print(figures: Figures, grain: str) -> None:
     owned, sizes = figures.owned_units, figures.owned_bytes
     click.echo(
         f"A node owns {owned.min()} to {owned.max()} {grain},"
-        f" {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
+        f" with a total size of {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
     )
     click.echo()
     rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]

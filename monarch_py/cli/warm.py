@@ -67,7 +67,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the progress as text for the time in which no file to copy is known yet."""
+    """Returns the progress as text, for the time before the first file to copy is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -138,7 +138,8 @@ def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
         if source["scan_errors"]:
             tell(
                 f"{source['path']}: {counted(source['scan_errors'], 'name')} could not be read"
-                f" ({source['scan_error']}), so files there have no copies; see `monarch logs`"
+                f" ({source['scan_error']}), so these files and directories have no copies; see"
+                " `monarch logs`"
             )
             status |= source["scan_error"] != os.strerror(errno.EACCES)
     return status

@@ -321,7 +321,7 @@ def _run_job(
 ) -> Outcome:
     try:
         share = _Share(config_file, config)
-    except (MonarchError, OSError) as error:  # the session's directory cannot be made
+    except (MonarchError, OSError) as error:  # e.g. the session's directory cannot be made
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)
     problem, report, lost = "", None, ""

@@ -135,7 +135,8 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
 
 
 def read_user_file(path: Path) -> Layer:
-    """Reads a user's file by itself. Raises ConfigError as `read_layers` does."""
+    """Reads only a user's file, without the other layers. Raises ConfigError if the file cannot be
+    read, or if a key or a value does not fit."""
     return _file_layer("user", path, "configuration")
 
 

@@ -160,7 +160,7 @@ def _set(step: re.Match[str], glob: str) -> str:
 
 
 def _refuse_hopeless(glob: str) -> None:
-    """Refuses globs that are well formed but cannot match the relative path of any file."""
+    """Raises ValueError if a glob is well formed but cannot match the relative path of any file."""
     if not glob:
         raise ValueError("a pattern is empty")
     if glob.startswith("/"):

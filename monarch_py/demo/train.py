@@ -69,7 +69,7 @@ def read_npy(path: Path) -> Iterator[Sample]:
 
 
 def find_files(dataset: Path) -> list[Reader]:
-    """Returns a reader for each file of the dataset, sorted by layout and name."""
+    """Returns a reader for each file of the dataset, sorted by the file's directory and name."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
         ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),

@@ -97,7 +97,8 @@ class _Ahead:
 
 
 class ScheduledSampler(ABC):
-    """A batch sampler that yields the batches of one rank. Pass it to DataLoader as `batch_sampler`.
+    """A batch sampler that yields the batches of one rank. It is passed to DataLoader as
+    `batch_sampler`.
 
     A global batch has the same samples as with DistributedSampler, if the seed and `batch_size` are
     the same; only the dealing to ranks differs. With `drop_last`, the last samples are left out if
