@@ -204,6 +204,6 @@ def _check_addresses(infos: Sequence[NodeInfo]) -> None:
         other = seen.setdefault(info.address[0], info)
         if other.place[:2] != info.place[:2]:
             raise SessionError(
-                f"{other.name} and {info.name} have the same address, {info.address[0]} (container"
-                f" bridges have one address on every node); set peers.interface in {info.file}"
+                f"{other.name} and {info.name} have the same address, {info.address[0]}, as is"
+                f" usual for container bridges; set peers.interface in {info.file}"
             )

@@ -186,7 +186,7 @@ def first_configuration(sources: Sequence[Path]) -> str:
 
 def _check(text: str) -> None:
     """Raises ConfigError if a configuration with this text would be refused on this node."""
-    # A file in memory, because there may be no usable directory for temporary files.
+    # Use a file in memory, because there may be no usable directory for temporary files.
     with open(os.memfd_create("configuration"), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
