@@ -83,7 +83,7 @@ def _config(
 config_option = _config(_required)
 # The option of commands that need a running daemon.
 served_config_option = _config(
-    _served, "$MONARCH_CONFIG, else the site's, else the file of your only daemon on this node"
+    _served, "$MONARCH_CONFIG, else the file of your only daemon on this node, else the site's"
 )
 optional_config_option = _config(_optional)
 

@@ -1,6 +1,6 @@
-"""Collective steps. At the end of each step, every rank receives the outcomes of all ranks.
+"""Runs steps on all ranks together. If a step fails on any rank, all ranks end with one message.
 
-If the step has failed on any rank, all ranks end with the same message. Otherwise all ranks go on.
+At the end of each step, every rank receives the outcomes of all ranks.
 """
 
 import traceback

@@ -66,7 +66,9 @@ def _block_size(text: str) -> int:
         raise ValueError(f"{text!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
     if n_bytes % PAGE_BYTES:
         problem = f"{text!r} is not a multiple of {PAGE_BYTES} bytes"
-        raise ValueError(problem, f"write {n_bytes // PAGE_BYTES * PAGE_BYTES}, the next smaller one")
+        raise ValueError(
+            problem, f"write {n_bytes // PAGE_BYTES * PAGE_BYTES}, the next smaller one"
+        )
     return n_bytes
 
 
