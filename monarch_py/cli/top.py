@@ -116,7 +116,7 @@ def _ends(keys: bytes) -> bool:
 
 @click.command(
     short_help="Watch tiers, rates and programs.",
-    epilog=examples("monarch top --count 1     # one look, for a log"),
+    epilog=examples("monarch top --count 1     # print the view once, for a log"),
 )
 @served_config_option
 @click.option(

@@ -88,8 +88,10 @@ def _library() -> Finding:
     done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0 and not done.stderr:
         return Finding("ok", what, str(LIBRARY))
-    problem = done.stderr.strip() or f"a program that loads it ended with status {done.returncode}"
-    hint = "make it readable for all users on all nodes, or install Monarch there again"
+    problem = done.stderr.strip() or (
+        f"a program that loads the library ended with status {done.returncode}"
+    )
+    hint = "make the library readable for all users on all nodes, or install Monarch there again"
     return Finding("problem", what, problem, hint)
 
 

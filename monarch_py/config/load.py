@@ -128,7 +128,7 @@ def _check_packs(packs: Sequence[_Place]) -> None:
             problem = f"{str(pack)!r} is not a file"
             raise spot.error(problem, "make it with `monarch pack DIR -o TAR`, or remove the key")
         if not os.path.isfile(f"{pack}{PACK_INDEX}"):
-            problem = f"{str(pack)!r} has no index beside it, {pack.name + PACK_INDEX!r}"
+            problem = f"{str(pack)!r} has no index: {pack.name + PACK_INDEX!r} is not beside it"
             raise spot.error(problem, "make it with `monarch pack DIR -o TAR --index-only`")
 
 
