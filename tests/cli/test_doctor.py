@@ -469,7 +469,8 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.hint == (
-        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) leaves no more room"
+        "copies get at most 1 MiB now, even if the quota is larger: the memory limit (cgroup)"
+        " leaves no more room"
     )
 
 

@@ -91,7 +91,7 @@ def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: boo
     daemon of the session that does not answer, and the error gives its process id."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
-    silent = rf"the daemon there \(process {os.getpid()}\) does not answer; end its process"
+    silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"
     hint = silent if is_ours else "fr"
     try:
         with listen("127.0.0.1") as held:

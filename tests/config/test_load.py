@@ -402,7 +402,7 @@ def test_a_pack_and_its_index_have_to_be_there(site: Site) -> None:
     pack = site.root / "train.tar"
     site.check_refused(PACKED, 1, "sources[0].pack", "is not a file", "make it with `monarch pack")
     pack.touch()
-    site.check_refused(PACKED, 1, "sources[0].pack", "has no index beside it", "--index-only`")
+    site.check_refused(PACKED, 1, "sources[0].pack", "has no index: ", "--index-only`")
     pack.with_name("train.tar.monarch").touch()
     assert site.load(PACKED).sources == (site.source(pack=pack),)
 
