@@ -196,8 +196,8 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
-        """Returns the index whose `arrays` method returned these arrays. Raises ValueError if the
-        arrays do not fit together."""
+        """Makes an index from the result of `Index.arrays`. Raises ValueError if the arrays do not
+        fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)
@@ -206,7 +206,7 @@ class Index:
         found = cls(**given)
         ends = found.starts
         if len(ends) != found.files + 1 or int(ends[-1]) != len(found.pool) or found.samples == 0:
-            raise ValueError("its names and sizes do not belong together")
+            raise ValueError("its arrays have lengths that do not match")
         return found
 
     def save(self, path: Path) -> None:
@@ -215,8 +215,8 @@ class Index:
 
     @classmethod
     def load(cls, path: Path) -> "Index":
-        """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
-        file."""
+        """Reads a file that `save` wrote. Raises ConfigError for any other file; the message names
+        the file."""
         try:
             return cls.from_arrays(load_arrays(path))
         except (KeyError, TypeError, ValueError) as error:

@@ -15,7 +15,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest value of Deal.cap. No accelerator has memory for so many batches of the usual size.
+# The largest value of Deal.cap. A batch that is MOST_CAP times as large as the mean batch fits into
+# the memory of no accelerator.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
 MOST_SAMPLES = 2**31 - 1
@@ -129,7 +130,9 @@ class Deal:
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
-            raise ConfigError(f"holders: they name nodes that are not among the {self.nodes}")
+            raise ConfigError(
+                f"holders: some holders are no nodes; use {NONE} or nodes 0 to {self.nodes - 1}"
+            )
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
             raise ConfigError(f"holders: only {len(table)} samples have holders; give them for all")
         steps = -(-len(order) // self.per_step)
@@ -142,7 +145,9 @@ class Deal:
         deal.cap, deal.most, deal.least = self.cap or 0.0, self.most, self.least
         results = pointer(out), pointer(starts), pointer(loads)
         if lib.monarch_plan_deal(deal, pointer(order), len(order), *results) != 0:
-            raise MemoryError(f"no memory to deal steps of {self.per_step} samples")
+            raise MemoryError(
+                f"not enough memory for a schedule with {self.per_step} samples a step"
+            )
         return EpochSchedule(out, starts, self.ranks, loads)
 
 

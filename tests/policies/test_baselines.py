@@ -87,5 +87,5 @@ def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
 def test_without_a_class_for_copies_there_is_one_sentence(
     policy: Policy,
 ) -> None:
-    with pytest.raises(PolicyError, match="classes has only the staging buffer"):
+    with pytest.raises(PolicyError, match="'classes' has only the staging buffer"):
         policy(written(ORDERS, cluster([[], []])))

@@ -323,8 +323,8 @@ class WeightedRandomSampler(_Generated):
         weights = np.asarray(self.weights, dtype=np.float64)
         if weights.shape != (self.length,) or not (weights >= 0).all() or not weights.any():
             raise ConfigError(
-                f"weights: must be {self.length} numbers, none negative and not all 0;"
-                " write one for each sample"
+                f"weights: needs {self.length} numbers, each 0 or more and at least one above 0;"
+                " write one weight for each sample"
             )
         drawable = np.count_nonzero(weights)
         if not self.replacement and self.num_samples > drawable:
@@ -384,7 +384,7 @@ def as_order(key: str, numbers: Array, length: int) -> Order:
     samples of the dataset."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
-        raise ConfigError(f"{key}: must be a list of whole numbers; write the numbers of samples")
+        raise ConfigError(f"{key}: must be a list of whole numbers; write sample numbers")
     if int(numbers.min()) < 0 or int(numbers.max()) >= length:
         outside = numbers[(numbers < 0) | (numbers >= length)][0]
         raise ConfigError(
