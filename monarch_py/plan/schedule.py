@@ -131,7 +131,8 @@ class Deal:
         order = np.ascontiguousarray(order, dtype=np.int32)
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
             raise ConfigError(
-                f"holders: some holders are no nodes; use {NONE} or nodes 0 to {self.nodes - 1}"
+                f"holders: some are not among the {self.nodes} nodes; write nodes from 0 to"
+                f" {self.nodes - 1}, or {NONE} for none"
             )
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
             raise ConfigError(f"holders: only {len(table)} samples have holders; give them for all")

@@ -12,11 +12,11 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
-# Stands in the place of a node's number if no node holds the file.
+# Used instead of a node's number if no node holds the file.
 NOBODY = PFS
 # A fill asks at most this many nodes. It equals MONARCH_ASKED in C.
 ASKED = 2
-# Stands in the place of a tier's number if no plan has chosen a tier for the file.
+# Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
 # (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no

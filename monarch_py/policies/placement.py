@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Stands in the place of a tier's number if no tier has room for the file.
+# Used instead of a tier's number if no tier has room for the file.
 NOWHERE = -1
 # Computations use this size for every file that is larger [bytes]. It exceeds every tier, and yet
 # the sum of 2048 such sizes fits into 64 bits.

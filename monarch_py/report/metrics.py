@@ -135,7 +135,9 @@ class _DaemonCollector(Collector):
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Yields nothing, so that registering the collector asks no daemon."""
+        """Yields nothing. A registry calls this method, if it exists, when the collector is
+        registered. Without this method, some registries would call `collect`, which asks the
+        daemon."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

@@ -62,9 +62,11 @@ class Curve:
     def __post_init__(self) -> None:
         """Raises ValueError for points that do not form a curve."""
         if not self.points or min(self.points) < 1:
-            raise ValueError(f"a curve needs points with numbers from 1: {list(self.points)}")
+            raise ValueError(
+                f"the numbers of sharers are {list(self.points)}; give one or more, each 1 or more"
+            )
         if not all(0 < rate < float("inf") for rate in self.points.values()):
-            raise ValueError("the rates of a curve are above 0 and finite")
+            raise ValueError("the rates of a curve must be above 0 and finite")
 
     def total(self, numbers: npt.ArrayLike) -> Floats:
         """Returns the aggregate rate [bytes/s], an array of the shape of `numbers`.
@@ -173,8 +175,8 @@ class Dataset(Keys):
 
     files : the number of files
     size : the law of their sizes
-    scan : in place of files and size: a directory, whose files are the dataset, in the order of
-        their paths, or a `.npy` file with the sizes
+    scan : in place of files and size: the directory of the dataset, or a `.npy` file with the
+        sizes. The files of a directory are numbered in the order of their paths
     """
 
     files: Annotated[Number, Key(default="none")] = 0

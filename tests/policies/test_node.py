@@ -1,4 +1,4 @@
-"""`NodePolicy`, the policy of one node: its answers before and after each notice."""
+"""`NodePolicy`, the policy of one node: its decisions before and after each call that changes it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. `literal` computes this placement. If the dataset just
-fits into the tiers of all nodes together, a sixth of the files then has no holder, and is read from
-the file system in every epoch. The function `place` first gives every file one holder; further
-holders only get room that is left. Within the quotas, it maximises the sum of frequency x size over
-all copies.
+nothing ensures that each file has a holder. `literal` computes this placement. It leaves a sixth of
+the files without a holder if the dataset just fits into the tiers of all nodes together; these
+files are read from the file system in every epoch. The function `place` first gives every file one
+holder; further holders only get room that is left. Within the quotas, `place` maximises the sum of
+frequency x size over all copies.
 """
 
 from dataclasses import dataclass
@@ -70,8 +70,8 @@ def place(
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
         rows that are computed one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    weights : (nodes,), what a local read saves on each node, if links or classes differ; None = 1
-        for all
+    weights : (nodes,), how much each node saves if it reads a file locally instead of from another
+        node, relative to the mean of all nodes; None = 1 for all nodes
 
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.

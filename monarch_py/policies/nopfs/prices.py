@@ -34,7 +34,7 @@ class Program:
     """The placement as a linear program.
 
     uses : for each node (files,), how often it uses each file
-    weights : (nodes,), how much a local read saves on each node; None = 1 for all
+    weights : (nodes,), argument of `place`
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     everything : True if every file must be held, by one node or several; False if each file is held
         by at most one node

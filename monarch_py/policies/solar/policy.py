@@ -57,7 +57,8 @@ class Solar:
     def __post_init__(self) -> None:
         if self.cap < 1:
             raise PolicyError(
-                f"solar: cap is {self.cap}; below 1 there is no room for all samples of a step"
+                f"solar: cap is {self.cap}, which leaves some samples of a step without a node;"
+                " write 1 or more"
             )
         join(np.zeros(0, dtype=np.int64), self.gap, self.chunk)
 
@@ -181,8 +182,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step may have evicted the sample. If the sample itself is not loaded,
-            # it was read before the eviction, so the sample counts as held.
+            # A load earlier in this step may have evicted the sample from the cache. If the sample
+            # is not loaded again, it was used before the eviction. So it counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
