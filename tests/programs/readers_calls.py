@@ -15,8 +15,10 @@ from pathlib import Path
 
 from reader_kit import Transcript, digest, files_of, mixed_files, reader, regular_files
 
-CHUNK = 100_003  # a prime, so that no read begins or ends at a block's edge [bytes]
-ALIGNMENT = 4096  # that O_DIRECT requires of addresses, offsets and lengths [bytes]
+# The size of a read [bytes]. It is a prime, so that reads do not end at the edge of a block.
+CHUNK = 100_003
+# O_DIRECT requires that addresses, offsets and lengths are multiples of this [bytes].
+ALIGNMENT = 4096
 
 
 @reader

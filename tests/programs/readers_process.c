@@ -13,7 +13,8 @@
 enum {
     THREADS = 8,
     ROUNDS = 3,
-    LARGEST = 300000, /* threads leave out larger files, except one of 4 MiB + 1 byte [bytes] */
+    /* The largest file that the threads read [bytes]. They also read one file of 4 MiB + 1 byte. */
+    LARGEST = 300000,
 };
 
 extern char **environ;

@@ -90,7 +90,7 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies read other samples, which may be smaller.
+        # These policies do not read all samples. The samples that they read may be smaller.
         "deepio-opportunistic",
         "parallel-staging",
     )
