@@ -131,7 +131,7 @@ def test_reads_are_found_in_the_order_of_time() -> None:
         log.prefetch_many(1, [2.0, 0.1, 0.2, 0.3])
         log.prefetch(1, 0.95)
         # The published program does a binary search in this list, which is not sorted: 2.0 0.1 0.2
-        # 0.3 0.95. The search visits 0.2, 0.3 and 0.95, so it misses the read at 2.0.
+        # 0.3 0.95. The search visits 0.2 and 0.95, so it misses the read at 2.0.
         assert log.clients(1.0, 0) == clients
 
 
