@@ -17,8 +17,8 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# Stands for the position of a use that never happens. It is larger than every real position, and
-# equals MONARCH_PLAN_NEVER in C.
+# Used as the position of a unit's next use if the unit is not used again. It is larger than every
+# real position, and equals MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
 # `in_pieces` copies at most this many rows into contiguous memory at a time.
@@ -157,5 +157,5 @@ def check(status: int) -> None:
 def _check_node(timeline: Timeline, node: int) -> None:
     if not 0 <= node < timeline.nodes:
         raise ConfigError(
-            f"node: there is no node {node}; the plan has {timeline.nodes}, counted from 0"
+            f"node: there is no node {node}; the plan has nodes 0 to {timeline.nodes - 1}"
         )

@@ -258,7 +258,8 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    low = np.minimum(low, high)  # A band without any written chunk has a length of 0 bytes.
+    # Rows whose chunks were all never written get a length of 0 bytes.
+    low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]
 

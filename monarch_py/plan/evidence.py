@@ -74,8 +74,8 @@ class Evidence:
 
     @property
     def explained(self) -> float:
-        """How far the fits exceed chance: 0 if only as many accesses fit as would by chance, 1 if
-        all accesses fit."""
+        """How far the number of fits exceeds chance: 0 if only as many accesses fit as would fit by
+        chance, 1 if all accesses fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -101,13 +101,13 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is: a range of places, a little longer
-    than the run's window, which has the largest share of the evidence.
+    """Finds the part of the run in which a node probably is. Of all parts of a fixed length, a
+    little more than the run's window, it is the part that has most of the evidence.
 
     evidence : (n,) the units that the node opened last
 
-    Returns this share, and the place at which the part begins. A share is returned as 0 if it is
-    below FOUND, or if chance can explain it.
+    Returns the share of the evidence that is in this part, and the place at which the part begins.
+    The share is returned as 0 if it is below FOUND, or if chance can explain it.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]

@@ -99,7 +99,7 @@ class Index:
         if not 0 < found.samples <= MAX_SAMPLES:
             raise ConfigError(
                 f"{root}: {found.samples} samples of kind {kind}; name a dataset with 1 to"
-                f" {MAX_SAMPLES}"
+                f" {MAX_SAMPLES} samples"
             )
         return found
 
@@ -126,8 +126,8 @@ class Index:
         return self.files if self.sample_file is None else len(self.sample_file)
 
     def digest(self) -> str:
-        """Returns 32 hexadecimal digits that identify the names and sizes of all files, whatever
-        the order of the files."""
+        """Returns 32 hexadecimal digits that identify the names and sizes of all files. The order
+        of the files does not matter."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
             ffi.cast("char *", pointer(self.pool)),

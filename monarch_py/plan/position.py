@@ -199,8 +199,10 @@ class PositionEstimator:
     # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Advances the position by the units opened since the last call, (n,) int32, each given
-        once. Returns (n,) which of them fit the plan."""
+        """Advances the position. Returns (n,) which of the units fit the plan.
+
+        units : (n,) int32, all different, the units opened since the last call
+        """
         runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
@@ -304,9 +306,9 @@ class PositionEstimator:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last accesses fit hardly better than accesses in random order would. The node
-        is then elsewhere in its plan, or does something else. False if accesses in random order
-        would fit too."""
+        """Whether the last accesses fit hardly better than accesses in random order would fit. If
+        so, the node is elsewhere in its plan, or does not follow the plan. The result is False if
+        accesses in random order would fit too, because this proves nothing."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property

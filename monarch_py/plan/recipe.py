@@ -143,7 +143,7 @@ class PartKeys(Keys):
     file_size : the mean size of a file, if `dataset` is a number
     sampler : the order of an epoch
     batch_size : samples that a rank takes in one step
-    drop_last : a rank's last batch is left out if it is not full
+    drop_last : whether a rank's last batch is left out if it is not full
     split : how the order is distributed over the ranks
     workers : DataLoader workers of a rank
     prefetch_factor : batches that each worker prepares

@@ -43,7 +43,7 @@ class EpochSchedule:
         return (len(self.starts) - 1) // self.ranks
 
     def batch(self, step: int, rank: int) -> Int32s:
-        """Returns the samples that a rank takes in a step, in their order."""
+        """Returns the samples that a rank takes in a step, in the order of access."""
         at = step * self.ranks + rank
         return self.samples[self.starts[at] : self.starts[at + 1]]
 
@@ -93,7 +93,7 @@ class Deal:
         if self.ranks % self.nodes:
             raise ConfigError(
                 f"nodes: {self.ranks} ranks cannot be divided equally among {self.nodes} nodes;"
-                " start the same number on each"
+                " start the same number of ranks on each node"
             )
         if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
             raise ConfigError(

@@ -114,7 +114,7 @@ class Run:
     units : (n,) int32, in the order of their first use
     place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : by how many places, at most, an access may come earlier than in the plan
+    window : the largest number of places by which an access may come earlier than in the plan
     """
 
     epoch: int
@@ -142,8 +142,8 @@ class Run:
         # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # `early` is in accesses. Below it is converted to places, of which there may be fewer: a
-        # unit that is used several times has only one place.
+        # `early` is a number of accesses. The code below converts it to a number of places. This
+        # may be smaller, because a unit that is used several times has only one place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
@@ -266,8 +266,8 @@ class Timeline:
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(
-                f"batch: there is no batch {batch}; {each.name!r} has {each.loader.steps} in an"
-                " epoch, counted from 0"
+                f"batch: there is no batch {batch}; an epoch of {each.name!r} has batches 0 to"
+                f" {each.loader.steps - 1}"
             )
         return start + batch * each.loader.rows_per_step * self.ranks_per_node
 
@@ -284,7 +284,7 @@ class Timeline:
     def _check_epoch(self, epoch: int) -> None:
         if not 0 <= epoch < self.epochs:
             raise ConfigError(
-                f"epoch: there is no epoch {epoch}; the plan has {self.epochs}, counted from 0"
+                f"epoch: there is no epoch {epoch}; the plan has epochs 0 to {self.epochs - 1}"
             )
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:

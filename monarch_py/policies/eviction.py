@@ -236,8 +236,10 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Runs accesses to these files, in order.  upcoming, now : for each access, as in
-        `offer`"""
+        """Runs accesses to these files, in order.
+
+        upcoming, now : for each access, the arguments of `offer`
+        """
         uses = Uses(len(files))
         found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
@@ -278,7 +280,7 @@ def exchange(
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
-        of loading. The next use is the first use after the use for which the file is loaded
+        of loading. The use for which a file is loaded does not count as its next use
     free_bytes : the free room of the cache, in addition to the room that the held files take
 
     Returns (held,) which held files are evicted, and (coming,) which loaded files are kept.

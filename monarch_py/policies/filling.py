@@ -29,7 +29,9 @@ def copies_of(
     """Returns the copies of all nodes: each node keeps the files that its policy selects, in the
     classes that the policy chooses.
 
-    policy_of : returns the policy of a node;  sizes, classes : as in `classes_of`
+    policy_of : returns the policy of a node
+    sizes : (files,) [bytes]
+    classes : how many classes to use, including the staging buffer (None = all)
     """
     return Copies.of(
         [
@@ -84,7 +86,7 @@ def shards(job: Job, classes: int | None = None) -> Copies:
     """Returns copies of one contiguous part of the dataset on each node; the parts have nearly
     equal numbers of files.
 
-    classes : as in `classes_of`
+    classes : how many classes to use, including the staging buffer (None = all)
     """
     parts = np.array_split(np.arange(job.files, dtype=np.int32), job.cluster.nodes)
     return copies_of(

@@ -29,7 +29,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("lru-shared", partial(lru, shared=True), "LRU with one cache for all nodes."),
     ("belady", belady, "On each node, evicts the file with the farthest next use."),
     ("belady-shared", partial(belady, shared=True), "Belady with one cache for all nodes."),
-    ("deepio-ordered", deepio, "Loads a share into each memory, and reads the rest."),
+    ("deepio-ordered", deepio, "Loads a share into each memory; other files stay on the source."),
     (
         "deepio-opportunistic",
         deepio_opportunistic,
@@ -60,7 +60,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     (
         "solar-reordered",
         Solar(reorder=True),
-        "SOLAR, with the epochs in an order for which nodes find most samples in memory.",
+        "SOLAR with reordered epochs, so that nodes find more samples in memory.",
     ),
 )
 POLICIES = {name: policy for name, policy, _ in _POLICIES}

@@ -108,10 +108,10 @@ class NodePolicy:
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
-        means that the source is read. This node goes to the source for its own files, and for files
-        that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
-        first holder does not send the file, the second one is asked. A holder that has no copy yet
-        makes one on request only if it is the owner.
+        means that the source is read. This node reads its own files from the source, and also files
+        that no node keeps. Of two holders, the holder with the shorter queue is asked first. If it
+        does not send the file, the second holder is asked. If a holder has no copy yet, it makes a
+        copy on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """

@@ -114,8 +114,9 @@ class Job:
 def same_shape(order: Ints, files: Ints) -> Int32s:
     """Returns an order of the same shape as `order`, but with these files.
 
-    order : as in `Job.orders`;  files : as many as `order` has, in the same sequence: the files of
-        the first node, step by step, then those of the second node, and so on
+    order : (nodes, steps, batch), an order of an epoch
+    files : as many files as `order` has: first the files of node 0, step by step, then the files of
+        node 1, and so on
     """
     dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files

@@ -160,7 +160,7 @@ def _fewer_readers(
     seconds = model.seconds(replace(now, readers=half))
     if seconds <= (1 + WORTH) * simulated:
         what = f"use about {counted(half, 'worker')} in place of {now.readers}"
-        yield Change(f"{what}: the others would only wait for copies", seconds)
+        yield Change(f"{what}: the other workers would only wait for copies", seconds)
 
 
 def saved(advice: Advice) -> list[list[str]]:

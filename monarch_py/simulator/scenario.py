@@ -371,7 +371,7 @@ class Scenario(Keys):
         return capacities
 
     def rates_of_nodes(self) -> dict[str, Floats]:
-        """Returns the fields of `rates` as (nodes,) arrays [bytes/s], after the overrides."""
+        """Returns the fields of `rates` as arrays (nodes,) [bytes/s]. Overrides are applied."""
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:

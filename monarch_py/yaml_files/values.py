@@ -272,7 +272,8 @@ def _account() -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
-    """Returns the text of a scalar. Raises ConfigError, with the hint, for any other node."""
+    """Returns the text of a scalar. Raises ConfigError for a list, a mapping or an empty value; the
+    message ends with `hint`."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):

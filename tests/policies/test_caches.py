@@ -255,7 +255,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # Every evicted file has a later next use than the soonest used of the new files.
+        # Each evicted file is used later than the new file that is used soonest.
         assert held_use[goes].min() > coming_use[stays].min()
 
 

@@ -135,5 +135,5 @@ class Sampler(ABC):
             raise ConfigError(
                 f"epochs: the order of this {type(self).__name__} is known for"
                 f" {counted(self.reach, 'epoch')} only; plan at most {self.reach}, or record the"
-                " later ones"
+                " orders of the later epochs"
             )

@@ -109,8 +109,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """Returns (sources,) the rate of one thread of a node at each source [bytes/s], see
-    `_threads`."""
+    """Returns (sources,) the rate at which one thread of a node reads each source while all nodes
+    and threads are busy [bytes/s]. `_threads` lists the sources."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)

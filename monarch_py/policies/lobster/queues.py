@@ -7,9 +7,9 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# `share_threads` copies all predicted times once for each value at which a window may begin. It
-# processes these values in several groups, so that one group's copies have at most TOGETHER times.
-# This limits the memory if a simulation passes all steps of an epoch in one call.
+# `share_threads` tries windows, which are ranges of predicted times. For each beginning of a window
+# it needs a copy of all predicted times. A simulation passes all steps of an epoch in one call, so
+# all copies together may be large. `share_threads` makes at most TOGETHER copied times at once.
 TOGETHER = 1 << 18
 
 

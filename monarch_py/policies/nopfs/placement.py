@@ -18,9 +18,10 @@ from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
-# A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
-# each node and file [bytes]. No placement is computed if the tables would exceed MOST_OF_USES
-# [bytes]. All nodes must decide equally, so the limit does not depend on a node's free memory.
+# A placement needs two tables of how often each node uses each file. Together they take
+# BYTES_OF_USES for each node and file [bytes]. No placement is computed if the tables would take
+# more than MOST_OF_USES [bytes]. All nodes must come to the same decision, so the limit does not
+# depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -52,7 +53,7 @@ class Placement:
 
 
 def is_placeable(nodes: int, files: int) -> bool:
-    """Whether a placement by uses is feasible for this many nodes and files."""
+    """Whether the tables of a placement are small enough for this many nodes and files."""
     return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
@@ -202,7 +203,7 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
     """NoPFS 5.1 to the letter: every node by itself takes the files that it uses most often.
 
-    The arguments are as in `place`. Returns for each node its files, the most used first. Files
+    `place` has the same arguments. Returns for each node its files, the most used first. Files
     used equally often are in the order of their numbers, as in the published simulator.
     """
     nobody = np.zeros(len(sizes), dtype=bool)

@@ -33,7 +33,7 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """Returns the reads that cover these samples.
 
     samples : (samples,), numbers of samples within the dataset, in any order, each once
-    gap : a read may include at most this many unwanted samples between two wanted ones
+    gap : a read may include at most this many unwanted samples between two wanted samples
     chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
         not lie one after the other
     vain : the largest number of unwanted samples that all reads together may include. Reads are
