@@ -88,8 +88,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
     """Returns two shares: the share of accesses that would fit if they went to random units of the
     plan, and the share that would fit if they went to random units of the node's runs.
 
-    runs : pairs (run, share). The share says how many accesses would fit if they went to random
-        units of this run
+    runs : for each run of the node, (run, the share of accesses that would fit if they went to
+        random units of this run)
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:

@@ -113,8 +113,8 @@ def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -
     """Returns (files,) which files of other owners a node keeps as well, in the room that the
     node's own files leave. The node then need not fetch these files in every epoch.
 
-    keys : (files,) hashes, all different;  sizes : (files,) [bytes];  owner : (files,)
-    quota : the node's quota [bytes]
+    keys : (files,) hashes, all different;  sizes : (files,) [bytes]
+    owner : (files,) the owner of each file;  quota : the node's quota [bytes]
     """
     left = quota - int(sizes[owner == node].sum())
     foreign = np.flatnonzero((owner != node) & (owner != PFS))

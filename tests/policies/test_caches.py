@@ -65,7 +65,8 @@ def test_lru_of_two_classes_is_one_stack() -> None:
 
     Epoch 0 reads files 0 to 11. Afterwards class 1 has files 11 and 10, and class 2 has 9 and 8.
     Epoch 1 reads the files in reverse. It finds 11 and 10 in class 1. It finds 9 in class 2 and
-    moves it to class 1, which pushes 11 into class 2. Then it moves 8, which pushes 10."""
+    moves it to class 1, which pushes 11 into class 2. It finds 8 in class 2 too, and moves it to
+    class 1, which pushes 10 into class 2."""
     job = written([UP, DOWN], cluster([[2, 2]]))
     decision = lru(job)
     assert decision.served is not None

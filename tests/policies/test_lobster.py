@@ -83,7 +83,7 @@ def test_more_threads_are_not_taken_where_they_slow_a_queue_down() -> None:
 
 
 def test_every_queue_needs_a_thread() -> None:
-    with pytest.raises(PolicyError, match="2 loading threads for 3 queues"):
+    with pytest.raises(PolicyError, match="2 loading threads are too few for 3 queues"):
         share_threads(np.ones((3, 4)), 2)
 
 

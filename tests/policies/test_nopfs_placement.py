@@ -168,7 +168,7 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     if ratio >= 1.05:
         assert np.count_nonzero(placed.owner < 0) == 0
     elif ratio < 1:
-        # Second copies take less than the size of one file: the room went to owners' copies.
+        # Second copies take only room that is too small for the files without an owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
@@ -232,8 +232,8 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
     """Files that only node 1 uses are fetched by node 0 in time for node 1.
 
-    Node 1 has no room, so node 0 owns all files. Node 0 fetches each file in the order of the
-    file's first use on any node."""
+    Node 1 has no room, so node 0 owns all files. It fetches the files in the order of their first
+    use on any node."""
     orders = [[[[0], [1], [2]], [[3], [4], [5]]]]
     decision = nopfs(written(orders, cluster([[6], [0]])))
     assert sorted(held_by(decision, 0, 1)[:2]) == [0, 3]
@@ -245,8 +245,8 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. The policy accepts the same files on a single node, because it has no choice of nodes
-    there."""
+    file. The policy accepts the same files on a single node, because there is no other node to
+    choose."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):

@@ -9,8 +9,7 @@
 #include <sys/stat.h>
 
 enum {
-    /* The size of a read [bytes]. It is a prime, so that reads do not end at the edge of a block.
-     */
+    /* The size of a read [bytes]. It is a prime, so that reads do not end at a block's edge. */
     CHUNK = 100003,
 };
 

@@ -106,8 +106,8 @@ C_READERS = (
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
 # A program with one of these readers runs only with --long, because each of its workers imports
-# torch, which takes long. The readers pool_spawn and pool_forkserver start processes in the same
-# ways, and run always.
+# torch, which takes long. In every run, the readers pool_spawn and pool_forkserver start processes
+# by the same methods.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(

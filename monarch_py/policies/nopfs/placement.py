@@ -53,7 +53,7 @@ class Placement:
 
 
 def is_placeable(nodes: int, files: int) -> bool:
-    """Whether the tables of a placement are small enough for this many nodes and files."""
+    """Whether the tables of a placement take at most MOST_OF_USES for this many nodes and files."""
     return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
