@@ -128,8 +128,8 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 class _DaemonCollector(Collector):
-    """Asks for a report each time Prometheus reads the metrics. Without a report, the only metric
-    is `monarch_up`, with the value 0."""
+    """Asks the daemon for a report each time Prometheus reads the metrics. If the daemon does not
+    answer, the only metric is `monarch_up`, with the value 0."""
 
     def __init__(self, ask: Callable[[], Report | None]) -> None:
         self._ask = ask

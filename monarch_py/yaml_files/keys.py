@@ -222,7 +222,8 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The keys of a group get spots as if they were in the mapping around the group.
+            # The declared path of a group's key does not contain the group. So the group's keys are
+            # read with the path of the mapping around the group.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

@@ -187,8 +187,8 @@ static int run_named(char *names) {
         }
         if (is_later) {
             puts("next");
-            /* Read without a buffer: a buffered stream could also take the line after this line,
-             * which is meant for the next reader. */
+            /* Read without a buffer: a buffered stream could also take the following line, which is
+             * meant for the next reader. */
             if (read(0, &line, 1) != 1)
                 die("standard input");
         }

@@ -141,8 +141,8 @@ def _shared_read(first: int) -> tuple[list[int], bytes]:
 
 @reader
 def dup_shared_offset(root: Path, out: Transcript) -> None:
-    """Reads through descriptors that share an offset: those made by dup, F_DUPFD and dup2, and the
-    one of a file object made by fdopen."""
+    """Reads through descriptors that share an offset: the results of dup, F_DUPFD and dup2, and the
+    descriptor of a file object that fdopen has made."""
     for path in mixed_files(root):
         descriptor = os.open(path, os.O_RDONLY)
         try:

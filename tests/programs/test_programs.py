@@ -106,8 +106,8 @@ C_READERS = (
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
 # A program with one of these readers runs only with --long, because each of its workers imports
-# torch, which takes long. In every run, the readers pool_spawn and pool_forkserver start processes
-# by the same methods.
+# torch, which takes long. The readers pool_spawn and pool_forkserver, which start workers without
+# torch, run always.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(
@@ -164,7 +164,7 @@ def is_installed(module: str) -> bool:
 def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiles the C readers, and returns the path of the program."""
     if shutil.which(COMPILER[0]) is None:
-        pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
+        pytest.skip(f"{COMPILER[0]} is missing, and the C readers cannot be compiled without it")
     binary = tmp_path_factory.mktemp("readers") / "readers"
     sources = sorted(str(path) for path in HERE.glob("readers*.c"))
     command = [*COMPILER, f"-DONE_IN={draws.sized(8, 3)}", "-o", str(binary), *sources]

@@ -7,10 +7,10 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# `share_threads` tries windows, which are ranges of predicted times. For each beginning of a window,
-# it needs a copy of all predicted times. All copies together may be large, because a simulation
-# passes all steps of an epoch in one call. So `share_threads` tries the beginnings in groups, such
-# that the copies of a group have at most TOGETHER times.
+# `share_threads` tries windows, which are ranges of predicted times. For each beginning of a
+# window, it needs a copy of all predicted times. All copies together may be large, because a
+# simulation passes all steps of an epoch in one call. So the beginnings are tried in groups: the
+# copies of one group have at most TOGETHER times.
 TOGETHER = 1 << 18
 
 
