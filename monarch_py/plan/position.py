@@ -240,7 +240,7 @@ class PositionEstimator:
 
         units : (n,), observed units that no other plan explains
         fits : (n,), whether each of them fitted
-        alone : argument of `knows_again`
+        alone : whether no job of another plan reads the same files
         """
         known = fits | ~self.knows_again(units, alone=alone)
         misfits, units = units[known & ~fits], units[known]

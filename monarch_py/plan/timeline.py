@@ -62,9 +62,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Converts an epoch of the training to an epoch of the part's sampler. The two are equal if
-        the sampler counts all epochs (Sampler.by_epoch). Otherwise the sampler counts only the
-        epochs in which its part runs."""
+        """Converts the number of an epoch of the training to the number that the part's sampler
+        gives this epoch. Both numbers are equal if the sampler counts all epochs
+        (Sampler.by_epoch). Otherwise the sampler counts only the epochs in which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:

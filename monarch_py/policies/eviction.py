@@ -168,7 +168,7 @@ class FarthestUse:
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
         """Decides whether to admit a file that was loaded and is not held.
 
-        upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
+        upcoming : the number of the access that uses the file next, or NEVER
         now : the number of the latest access; a heap entry is stale if its use is not after `now`
 
         Returns the files that were evicted for this file, or None if this file was not admitted.
@@ -238,7 +238,8 @@ class FarthestUse:
     ) -> Uses:
         """Runs accesses to these files, in order.
 
-        upcoming, now : for each access, the arguments of `offer`
+        upcoming : for each access, the number of the next access to the same file, or NEVER
+        now : the number of each access
         """
         uses = Uses(len(files))
         found, into = uses.found, uses.into

@@ -54,7 +54,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("group-shuffle", group_shuffle, "Shuffles contiguous groups, and the samples in them."),
     ("nopfs", nopfs, "Holds a file where it is used most, and fetches from the fastest place."),
     ("nopfs-literal", nopfs_literal, "NoPFS to the letter of its paper."),
-    ("planned", planned, "NoPFS's placement; only a file's owner reads it from the source."),
+    ("planned", planned, "NoPFS's placement, but only a file's owner reads the source."),
     ("lobster", lobster, "Evicts by reuse, and divides a node's threads among its GPUs."),
     ("solar", Solar(), "Gives samples to the nodes that hold them, and balances loads."),
     (

@@ -53,8 +53,8 @@ class Curve:
 
     Between two points the aggregate is interpolated linearly. Below the first point the aggregate
     is proportional to the number of sharers, so the share of each sharer is constant. Above the
-    last point the aggregate is constant, so the share of each sharer falls with their number. The
-    paper does not define the rate outside the points.
+    last point the aggregate is constant, so each sharer's share falls as the number of sharers
+    rises. The paper does not define the rate outside the points.
     """
 
     points: Mapping[int, float]

@@ -84,7 +84,7 @@ def test_quotas_hold_and_nothing_is_left_that_fits(
     owner = owners(keys, bytes_, room)
     left = room - np.bincount(owner[owner != PFS], bytes_[owner != PFS], minlength=len(room))
     assert (left >= 0).all()
-    # A node without a quota has weight zero and is in no file's list.
+    # A node without a quota has the weight 0, so it is never an owner.
     missing = bytes_[owner == PFS]
     if len(missing) and (room > 0).any():
         assert missing.min() > left[room > 0].max()
@@ -148,5 +148,5 @@ def test_the_next_node_is_that_of_the_next_higher_score() -> None:
             mine = nodes == node
             following[mine] = next_nodes(keys[mine], weights, node)
         nodes = following
-    # Node 2 has weight zero, so it is in no file's order.
+    # Node 2 has the weight 0, so each file has only four nodes in its order.
     assert (nodes == PFS).all()
