@@ -297,7 +297,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name the file of a state") from None
+        raise ConfigError(f"{path}: {error.strerror}; name a file with torch's state") from None
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
