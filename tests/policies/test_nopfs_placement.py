@@ -176,9 +176,9 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
-    # If the quotas can just hold the dataset, the bound assumes that every file has an owner. It is
-    # no bound for a placement that leaves some files without an owner and has second copies of
-    # other files.
+    # If the quotas can just hold the dataset, the bound holds only for placements in which every
+    # file has an owner. A placement with fewer owners may have more second copies, and so a larger
+    # value.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 
