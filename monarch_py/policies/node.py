@@ -12,11 +12,11 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
-# Stands in the place of a node's number if no node holds the file.
+# Used instead of a node's number if no node holds the file.
 NOBODY = PFS
 # A fill asks at most this many nodes. It equals MONARCH_ASKED in C.
 ASKED = 2
-# Stands in the place of a tier's number if no plan has chosen a tier for the file.
+# Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
 # (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no
@@ -108,10 +108,10 @@ class NodePolicy:
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
-        means that the source is read. This node goes to the source for its own files, and for files
-        that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
-        first holder does not send the file, the second one is asked. A holder that has no copy yet
-        makes one on request only if it is the owner.
+        means that the source is read. This node reads its own files from the source, and also files
+        that no node keeps. Of two holders, the holder with the shorter queue is asked first. If it
+        does not send the file, the second holder is asked. If a holder has no copy yet, it makes a
+        copy on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """

@@ -393,7 +393,7 @@ def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
     advice = advice_of(monarch, file)
     assert advice["changes"] == []
     assert "other jobs used the daemon too" in advice["assumptions"][0]
-    assert "The daemon served 2 other jobs too" in page_of(monarch, file)[0].read_text()
+    assert "The daemon also served 2 other jobs" in page_of(monarch, file)[0].read_text()
 
 
 def test_a_training_that_is_no_faster_gains_nothing(monarch: Monarch, tmp_path: Path) -> None:

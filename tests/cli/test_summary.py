@@ -305,7 +305,9 @@ def test_the_summary_has_staging_nodes_and_plans() -> None:
     assert "staging: /dev/shm: 152 copies, 7 MiB of 8 MiB; 440 were made here in this run" in text
     assert "nodes: 17 MiB came from other nodes, 12 MiB went to them" in text
     assert "ahead: 1,234 copies (77 MiB) that no program has opened yet" in text
-    assert "plan.npz was followed up to epoch 4, 3,000 accesses, 2,990 opens as planned" in text
+    assert (
+        "plan.npz was followed up to epoch 4, 3,000 accesses; 2,990 opens fitted the plan" in text
+    )
     assert "plan.npz was dropped: 113 of the last 207 files are others" in text
     assert "plan.npz was not followed: waiting" in text
 

@@ -183,13 +183,13 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     *_, last = timeline.sections()
     assert last.start + last.node(0).size == 5 * 12 + 2 * 5
     for epoch, part, message in (
-        (5, None, "epoch: there is no epoch 5; the plan has 5, counted from 0"),
+        (5, None, "epoch: there is no epoch 5; the plan has epochs 0 to 4"),
         (2, "validation", "epoch: no part 'validation' runs in epoch 2; choose another one"),
     ):
         for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
             with pytest.raises(ConfigError, match=f"^{message}$"):
                 ask(epoch, part)
-    said = "batch: there is no batch 3; 'validation' has 3 in an epoch, counted from 0"
+    said = "batch: there is no batch 3; an epoch of 'validation' has batches 0 to 2"
     with pytest.raises(ConfigError, match=f"^{said}$"):
         timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)

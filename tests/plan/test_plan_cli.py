@@ -181,4 +181,4 @@ def test_show_without_matplotlib_says_what_to_install(
 
 def test_show_of_a_node_that_is_none(plan: Path) -> None:
     done = run("show", plan, "--node", 2, error=ConfigError)
-    assert str(done.exception) == "node: there is no node 2; the plan has 2, counted from 0"
+    assert str(done.exception) == "node: there is no node 2; the plan has nodes 0 to 1"
