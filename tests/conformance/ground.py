@@ -1,6 +1,6 @@
 """Two directories in which other projects' programs run: a source that a daemon serves and fills,
-and a directory outside every source. A program must have the same result under the library in the
-source as without the library in the other directory.
+and a directory outside every source. A program runs in the source under the library, and in the
+other directory without the library. Both runs must have the same result.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.
@@ -144,8 +144,8 @@ class Ground:
         return self.source if library else self.without
 
     def python(self, library: bool) -> list[str]:
-        """Returns the beginning of the command line that starts an interpreter. The method `env`
-        puts it under the library if `library` is true."""
+        """Returns the beginning of the command line that starts an interpreter. The interpreter
+        runs under the library only if its environment comes from the method `env`."""
         return [sys.executable]
 
     def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:
@@ -168,7 +168,8 @@ class Ground:
     ) -> Run:
         """Runs a program in the directory `work` of `root`: under the library if `library` is true.
         By default, `root` is the source for runs under the library, otherwise the other directory.
-        The environment gets `root` as ROOT, and `more`."""
+        The program finds the path of `root` in the environment variable ROOT. `more` holds further
+        environment variables."""
         root = root or self.root(library)
         return subprocess.run(
             [str(word) for word in argv],

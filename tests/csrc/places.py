@@ -64,8 +64,9 @@ class Place:
             for i in range(100):
                 (self.here / f"cold{i}").write_text(f"cold {i}\n")
         if NEEDS_ROOT.search(self.case):
-            # `root` becomes the root directory of a process. The first of these trees gets the path
-            # of `here` below it. The directory of the second tree is mounted over the source.
+            # A process of the case calls chroot on outside/root, and then finds the first tree at
+            # the path of `here`. The case mounts outside/other over the source, and a process then
+            # finds the second tree at the path of `here`.
             plant(self.outside / "root" / str(self.here)[1:], "other root ")
             plant(self.outside / "other" / self.case, "other mount ")
 

@@ -176,7 +176,8 @@ static void op_no_descriptors(void) {
     SAY(fstat(last, &st));
     SAY(fchmod(last, 0644));
     SAY(close(last));
-    /* One descriptor is free. freopen needs it until it has closed the stream's old descriptor. */
+    /* One descriptor is free. freopen opens the file on this descriptor before it closes the
+     * stream's old descriptor. */
     SAY(freopen(in("f"), "r", kept) != NULL);
     tell_file("reopened", fileno(kept), "f");
     tell_rest("reopened", fileno(kept));

@@ -4,9 +4,9 @@
  *
  * Makes and removes the part again and again. The first time, the first call for a resource fails;
  * the second time, the second call fails; and so on, until no call fails any more. Prints how many
- * calls have failed. The exit status is 0 if the part has never left memory or a descriptor behind,
- * and if it was never made although its maker got no memory. A thread of the part may get no
- * memory: then the other threads do the work. */
+ * calls have failed. The exit status is not 0 if the part has ever left memory or a descriptor
+ * behind. It is also not 0 if the part was made although the thread that makes it was refused
+ * memory. If another thread of the part is refused memory, the remaining threads do the work. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -172,7 +172,7 @@ static int simulator(const char *directory) {
 static int scan(const char *directory) {
     uint32_t doorbell = 0;
     uint64_t entries = 0;
-    static uint64_t whole; /* the number of entries; the first scan lacks nothing */
+    static uint64_t whole; /* number of entries that the first scan has found; it lacks nothing */
     int error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &doorbell);
     if (s && !scan_to_end(s, &entries))
@@ -203,7 +203,7 @@ int main(int argc, char **argv) {
         part++;
     if (part == sizeof parts / sizeof *parts || !clients || !fills || !monarch_mac_is_there())
         return 2;
-    if (!parts[part].make(argv[2])) /* also loads what stays loaded */
+    if (!parts[part].make(argv[2])) /* no call fails here; loads the libraries that stay loaded */
         wrong("it is not made");
     for (int has_failed = 1; has_failed; turn++) {
         long before = failed, memory_before = failed_memory, live_before = live;

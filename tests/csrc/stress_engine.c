@@ -24,7 +24,7 @@
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
-#define NO_SOURCE 1 /* number of a source, and of a tier, that has no directory */
+#define NO_SOURCE 1 /* number of the source that has no directory; NO_TIER is such a tier */
 #define NO_TIER 1
 #define CATALOGS 256
 
@@ -466,7 +466,7 @@ static int send_file(uint64_t id, uint64_t of) {
     int fd = e->source == NO_SOURCE ? -1 : openat(root, monarch_pool(c, e->path), O_RDONLY);
     if (fd < 0)
         return 0;
-    if (id == of && id % 4 == 0) { /* with its path, as if not in the catalog */
+    if (id == of && id % 4 == 0) { /* gives the path, as for a file that is not in the catalog */
         what.id = monarch_unmet(e->ino);
         what.path_len = e->path_len;
         memcpy(what.path, monarch_pool(c, e->path), e->path_len + 1u);
@@ -517,7 +517,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results, so that no result is about a copy dropped next */
+        finish(-1); /* takes all results, so none of them concerns a copy dropped below */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);

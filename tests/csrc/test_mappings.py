@@ -24,8 +24,8 @@ STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
 # The file has four parts of this size [bytes] and a rest. The programs change the second part.
 PART = MIB
 SIZE = 4 * PART + 1234
-# The rate of the source [bytes/s]. With it, a fill takes half a second, so there is enough time for
-# steps that must come before the end of a fill.
+# The rate of the source [bytes/s]. At this rate, a fill takes half a second, so there is enough
+# time for steps that must come before the end of a fill.
 RATE = 8e6
 
 
@@ -87,7 +87,7 @@ def parts():
         yield begin, end, words[1], words[5].strip() if len(words) > 5 else ""
 
 def where(at, n=size):
-    # Neither: also what the program has got there meanwhile.
+    # "neither" also means memory that the program has since mapped there.
     found, upto = [], at
     for begin, end, _, name in parts():
         if end <= at or begin >= at + n:
@@ -347,7 +347,7 @@ at = map_file()
 wait_for(threads)
 status = open(f"/proc/self/task/{threads()[0]}/status").read()
 blocked = int([line for line in status.splitlines() if line.startswith("SigBlk")][0].split()[1], 16)
-# SIGKILL and SIGSTOP cannot be; 33 is libc's own.
+# SIGKILL and SIGSTOP cannot be blocked. libc does not block its own signal 33.
 assert blocked == ~(1 << 32 | 1 << 8 | 1 << 18) & (1 << 64) - 1, hex(blocked)
 %s
 wait_for(lambda: os.listdir("/proc/self/fd") == before)
@@ -365,15 +365,15 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 
 def test_calls_that_want_one_thread(session: Session) -> None:
-    """The kernel refuses unshare of the user namespace to a process with several threads. It
-    succeeds under the library nevertheless: the library ends its own thread before the call. So the
-    mapping stays on the source."""
+    """The kernel refuses to unshare the user namespace of a process with several threads. The call
+    succeeds under the library nevertheless, because the library ends its own thread before the
+    call. So the mapping stays on the source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )
     with Steps(session, "step(libc.unshare(0x10000000))", preload=False) as plain:
         if plain.wait() != [0]:
-            pytest.skip("user name spaces are off: sysctl user.max_user_namespaces")
+            pytest.skip("user namespaces are disabled: raise sysctl user.max_user_namespaces")
     with program(session, script) as running:
         assert running.wait() == [["source"]]
 
