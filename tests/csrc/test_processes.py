@@ -22,8 +22,8 @@ from support.session import Session, wait_until
 from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
-# `now` binds symbols when the program starts. Otherwise, the first call of a function would also
-# use stack for the binding, which belongs neither to the call nor to the library.
+# `now` binds symbols when the program starts. Otherwise, the dynamic linker would bind a function's
+# symbol during the first call, and its stack use would be counted as the call's.
 FLAGS = ["-pthread", "-Wl,-z,now"]
 # Cases that are not run by themselves. Other cases or the tests below start them.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
@@ -101,8 +101,8 @@ def test_calls_while_it_is_switched_off(stage: Stage, case: str) -> None:
 def abandoned(
     request: pytest.FixtureRequest, open_place: Path, program: Path
 ) -> Iterator[tuple[Stage, dict[str, Done]]]:
-    """Returns the stage, and the results of programs whose daemon ended after they had read a
-    copy."""
+    """Starts a program for each case, ends the daemon when every program has read a copy, and lets
+    the programs go on. Yields the stage, and the result of each program."""
     top = open_place / str(request.param)
     top.mkdir()
     with Stage(top, program, FOR_EVERY_CALL).serving() as stage, ExitStack() as started:
@@ -279,7 +279,7 @@ def test_another_interposer_sees_the_calls_too(stage: Stage, first: bool, open_p
     paths = stage.plain_names(seen.stderr)
     if first:
         assert paths.splitlines() == calls
-    else:  # the other library sees the opens of the copies
+    else:  # Monarch's library opens the copies through beside_open.
         copies = stage.plain_names(str(tier_root(stage.session.tiers[0]) / "c"))
         assert re.fullmatch(rf"(open(64)? {re.escape(copies)}/[0-9a-f]{{13}}\n)+", paths)
         assert len(paths.splitlines()) == len(calls)

@@ -295,7 +295,8 @@ READERS = [
     for shape in ("1 8", "8 1", "3 3")
     for way in ("read", "readv")
 ]
-# Among these cases is each value of each part, and each state with threads and with processes.
+# These cases cover each state, shape and call. They also cover each state with several threads and
+# with several processes.
 SOME_READERS = ["cold 1 8 readv", "cold 8 1 read", "queued 1 8 read", "queued 3 3 readv"]
 
 
