@@ -303,8 +303,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     files.add("other", 50_000)
     view = mapped(path)
     view[0] ^= 1
-    # Because its time is in the future, the file counts as just changed, however late its fill
-    # begins.
+    # A time in the future makes the file count as just changed, however late its fill begins.
     os.utime(path, (time.time() + 3600,) * 2)
     times = (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
     (tmp_path / "tier").mkdir()

@@ -1,5 +1,5 @@
 """A process has no free descriptor when a daemon starts. Even so, the process's changes are
-recorded, and its open files stay as they are. Other tests in this file: a daemon has no free
+recorded, and its open files stay as they are. In the tests of the second part, a daemon has no free
 descriptor."""
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """A fill that waits for descriptors is ordered again with the same purpose as before: ahead, or
-    for programs that use the file."""
+    """A fill that waits for descriptors is ordered again. The new order is again a fill ahead, or
+    again a fill for programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)

@@ -373,7 +373,7 @@ def test_small_files_leave_no_pages_and_those_that_others_have_read_stay(
     session_factory: Factory, mounts: Mounts
 ) -> None:
     if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16):
-        pytest.skip("this kernel cannot drop pages behind a read, or not safely")
+        pytest.skip("dropping pages behind a read needs Linux 6.16")
     size = 100_000
     point = mounts.ext4("plain", 64 * MIB)
     files = make_files(point / "data", 20, size)

@@ -226,8 +226,8 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One entry for each code path in the library. Each other entry takes the same path as one of these:
-# `readv` the path of `read`, fdopen in C that of `fopen`, and a child that of a program that
+# One entry for each code path in the library. The other entries take the same code paths: `readv`
+# takes that of `read`, fdopen in C that of `fopen`, and a forked child that of a program that
 # inherits the descriptor.
 SOME_WAYS = [
     "read",
@@ -245,7 +245,7 @@ SOME_WAYS = [
 @pytest.mark.parametrize("way", cases(WAYS, SOME_WAYS))
 def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: str) -> None:
     if way == "a_raw_call" and os.uname().machine != "x86_64":
-        pytest.skip("the number of read() is written down for x86-64 alone")
+        pytest.skip("a_raw_call uses the system call number of read() on x86-64")
     with Steps(session, POSITION.format(way=WAYS[way]), files.path("a")) as program:
         program.wait()
         wait_present(session)
@@ -302,7 +302,7 @@ signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
 path, where = sys.argv[1:]
 fd = os.open(path, 0)
 reader = os.open(path, 0) if where == "another" else fd
-step()  # nothing was read: the copy may be there by now, and a read would promote what it reads
+step()  # no read so far: the copy may be complete, and a read would then promote the descriptor
 if where == "of_the_copy":
     fd = os.open(path, 0)
 {lock}
@@ -327,8 +327,8 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# Among these cases are each kind of lock, and a POSIX lock with each place: the kernel drops a
-# POSIX lock when the process closes any descriptor of the file.
+# These cases cover each kind of lock. A POSIX lock is tried with each value of WHERE, because the
+# kernel drops it when the process closes any descriptor of the file.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
     ("posix", "the_same"),

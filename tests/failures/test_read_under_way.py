@@ -70,7 +70,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
     """Yields a session in which an mmap waits for the copy of its file, for one or two seconds.
-    Meanwhile, the source's latency is lower than `session` has set it."""
+    Until the test ends, the source's latency is a quarter of LATENCY_S."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
         source.latency(read=LATENCY_S / 4)

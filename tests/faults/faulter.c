@@ -10,9 +10,9 @@
  * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
  * the name of the directory is left out. Numbers in the path are replaced by #.
  *
- * With trace, the class of every call is written to LOG, one line per call. If many calls differ in
- * nothing but their stacks, they are no longer logged once no new class has come for a while.
- * Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
+ * With trace, the class of every call is written to LOG, one line per call. Calls that differ only
+ * in their stacks are of one kind. After many calls of a kind without a new class, further calls of
+ * this kind are not logged. Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made
@@ -296,10 +296,9 @@ static int is_the_interpreters(const char *target) {
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* A kind is a class without the stack: calls that differ in nothing but their stacks are of one
- * kind. `quiet` counts the calls of a kind since one of them last had a class that had not occurred
- * before. After ENOUGH such calls, the stacks of this kind are no longer read, because reading a
- * stack takes long. */
+/* Calls that differ only in their stacks are of one kind. `quiet` counts the calls of a kind since
+ * its last new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
+ * read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {

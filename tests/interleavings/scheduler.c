@@ -36,7 +36,7 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: wake() of this ends the wait; NULL: another thread's step does */
+    const void *on;    /* WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
     int is_woken, is_joined;
@@ -152,9 +152,9 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* The scheduler can choose each thread that is ready, or whose wait has a time limit. Appends to
- * the `n` options the threads in this state that it can choose, beginning with thread `first`.
- * Returns the new number of options. */
+/* The scheduler can choose each thread that is ready, or whose wait has a time limit. Appends those
+ * of these threads whose state is `state` to the `n` options, in the order of their numbers from
+ * `first` on. Returns the new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;

@@ -25,7 +25,8 @@ class ReplicaServer:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # For each file, the node that peers are told to ask instead; NOBODY for most.
+        # For each file that this node has passed on, the node to which it refers peers; for any
+        # other file, NOBODY.
         self.moved: dict[int, int] = {}
         self.patience = -1
 
@@ -60,7 +61,7 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """A placement whose trackers have the files of their plans in `found`."""
+    """A placement that finds the files of a plan in the attribute `found` of the plan's tracker."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found

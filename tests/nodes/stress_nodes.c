@@ -25,7 +25,7 @@
 #define NODES 3
 #define READERS 2           /* per node */
 #define RANKS 5             /* readers have ranks below RANKS; 0: none */
-#define BLOCK (1024 * 1024) /* so large that several answers share a link */
+#define BLOCK (1024 * 1024) /* large, so that several answers are under way on a link */
 #define RANGES 6            /* ranges of file numbers, each with a large file */
 #define FILES 20
 #define CATALOGS 40

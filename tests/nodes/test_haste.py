@@ -69,8 +69,9 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The nodes open more files than the engines take at a time. The orders that wait for another
-    node must leave room in the engine for other orders: the other node waits for their files."""
+    """Each of two nodes opens more files than its engine takes orders at a time. Orders that wait
+    for the other node must leave room in the engine for the node's own fills, because the other
+    node waits for these."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:
