@@ -203,7 +203,7 @@ def said(run: Run, root: Path) -> str:
 
 def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict[str, str]:
     """Describes every file and directory in the directory `below` of `root`: relative path -> kind,
-    mode, number of links, size and digest. The test process reads them, without the library.
+    mode, number of links, size and digest. The test process reads the files without the library.
 
     leave_out : suffixes of paths. Files with such a path contain inode numbers or times, so they
         are described without size and digest

@@ -13,8 +13,8 @@
 #define FILES 30
 #define TIERS 3
 #define PEERS 3
-#define BLOCK 1000 /* bytes that a tier counts at a time */
-#define NODE 100   /* bytes that a tier counts for each file itself */
+#define BLOCK 1000 /* a tier counts a file's content in blocks of this size [bytes] */
+#define NODE 100   /* bytes that a tier counts for each file besides its blocks */
 
 static uint64_t seed;
 static struct pool *pool;

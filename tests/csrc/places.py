@@ -95,8 +95,8 @@ def finish(process: subprocess.Popen[str], said: str = "", line: str | None = No
 
 
 def differences(expected: str, seen: str) -> list[str]:
-    """Returns the lines that differ: each line as it is without the library, and as it is with the
-    library."""
+    """Returns the pairs of lines that differ, as text: the line without the library, and the line
+    with the library."""
     pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
     return [f"{one} -> {other}" for one, other in pairs if one != other]
 

@@ -101,7 +101,8 @@ void try_call(struct trial *trial) {
     prepare(call);
     set_other(dir, spelled(trial->form, "moved"));
     const char *path = spelled(trial->form, name);
-    CHECK(chdir(here) == 0); /* the library did not see the earlier chdir, a direct system call */
+    /* The earlier chdir was a direct system call, which the library did not see. */
+    CHECK(chdir(here) == 0);
     measured_call(trial, dir, path);
     trial->opened = open_descriptors();
     clean_up(trial);

@@ -172,7 +172,7 @@ static int simulator(const char *directory) {
 static int scan(const char *directory) {
     uint32_t doorbell = 0;
     uint64_t entries = 0;
-    static uint64_t whole; /* number of entries that the first scan has found; it lacks nothing */
+    static uint64_t whole; /* number of entries found by the first scan, in which no call fails */
     int error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &doorbell);
     if (s && !scan_to_end(s, &entries))

@@ -1,6 +1,6 @@
-/* Compares the scheduler of the copying threads with a plain model, step by step, without threads:
- * this program plays all of them. The model has no queues, hash tables or counters. It looks at all
- * orders, fills, demands and threads each time.
+/* Compares the scheduler of the copying threads with a plain model, step by step. There is only one
+ * real thread, which makes the steps of all copying threads. The model has no queues, hash tables
+ * or counters. It looks at all orders, fills, demands and threads each time.
  *
  *   schedule_model SEED TRIALS */
 #include <stdlib.h>
@@ -83,8 +83,8 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* The same for work that a reader waits for. The limit of may_ask does not apply while more than
- * four threads are free, nor to the peer `at`, which the thread asks already. */
+/* Like may_ask, for work that a reader waits for. The limit does not apply while more than four
+ * threads are free, nor to the peer `at`, which the thread asks already. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -93,7 +93,7 @@ static int is_within_width(enum monarch_origin origin) {
     return count_unasked(origin, -1) < (int)pool->width[origin];
 }
 
-/* The same for work that no reader waits for. By the rule of may_ask, the peers also share the
+/* Like may_ask, for work that no reader waits for. By the same rule, the peers also share the
  * width, which is the number of threads that may do such work at a time. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
@@ -308,7 +308,7 @@ static void arrive(void) {
     k->job->slot = k->job->handed = -1;
     k->job->result.id = id;
     k->job->result.kind = (uint32_t)kinds[draw(sizeof kinds / sizeof *kinds)];
-    /* Half of the orders that ask a peer ask the same one. */
+    /* More than half of the orders that ask a peer ask peer 0. */
     int is_from_peer = k->job->result.kind == MONARCH_FILL && draw(2);
     k->job->peer[0] = !is_from_peer ? -1 : draw(2) ? 0 : (int)draw(PEERS);
     struct queue *to = k->in_use ? pool->in_use : pool->normal;
@@ -414,7 +414,7 @@ static void look(int w) {
     struct worker *me = &pool->worker[w];
     struct work got = {0};
     uint32_t roles = monarch_roles_of(me);
-    /* Every second thread for the sources reads ahead, and the first one does not. */
+    /* Of the threads for the sources, only those with odd numbers read ahead. */
     CHECK(roles == (w < OF_SOURCE && w % 2 ? MONARCH_DOES_ALL | MONARCH_READS_AHEAD
                                            : (uint32_t)MONARCH_DOES_ALL));
     int was_idle = !held[w].known, interrupts = !was_idle && draw(3) == 0;

@@ -243,8 +243,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether this is an entry whose word is set to a copy number other than that of its order.
- * One entry in 16 is such an entry. */
+/* In one entry in 16, the test writes another copy number than in the entry's order, so that the
+ * engine must not publish the copy. Returns whether this is such an entry. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {

@@ -308,7 +308,8 @@ static void child_of(struct region *r, uint64_t *seed) {
         }
         _exit(0);
     }
-    /* Meanwhile, the parent goes on reading its own memory. Then it waits for the child. */
+    /* While the child runs, the parent goes on reading its own memory. Then the parent waits for
+     * the child. */
     for (int i = 0; i < 5; i++) {
         check_region(r, seed, 0);
         usleep((useconds_t)below(seed, 4000));

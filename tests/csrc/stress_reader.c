@@ -388,8 +388,8 @@ static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* Checks only the bytes of FD, and not its attributes. FD may be a descriptor of a copy that
-     * was made by a daemon unknown to this process. Then the library cannot find out which file the
-     * copy is of. */
+     * was made by a daemon unknown to this process. Then the library cannot find out to which file
+     * the copy belongs. */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

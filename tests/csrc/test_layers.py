@@ -47,7 +47,8 @@ def folder(name: str) -> str:
 
 
 def included(path: Path) -> set[str]:
-    """Returns the files of csrc that the file includes. Includes name files relative to csrc."""
+    """Returns the files of csrc that the file includes. The paths in #include lines are relative to
+    csrc."""
     names = set(re.findall(r'^#include "([^"]+)"', path.read_text(), re.M))
     assert all((CSRC / name).exists() for name in names), f"{path} includes what is not in csrc"
     return names

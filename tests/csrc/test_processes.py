@@ -45,8 +45,8 @@ NO_HITS = {
     "no_path",
     "stat_without_rights",
 }
-# In a mount namespace of its own, a process may leave everything to the source. So these cases may
-# get copies or none.
+# If a process has its own mount namespace, the library may leave all its reads to the source. So
+# these cases may get copies or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
 # Cases that also run after their daemon has ended, and with the library switched off.
@@ -323,5 +323,6 @@ def test_a_statically_linked_program(stage: Stage, open_place: Path) -> None:
 
 
 def test_nothing_is_left_mounted(stage: Stage) -> None:
-    """No case leaves a mount behind, because each mounts in a namespace of its own."""
+    """No case leaves a mount behind, because each case that mounts something does so in a mount
+    namespace of its own."""
     assert str(stage.top) not in Path("/proc/self/mountinfo").read_text()

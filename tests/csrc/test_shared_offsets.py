@@ -123,8 +123,8 @@ class Interpreter:
 def pair(
     offsets: Path, source: SlowSource, session: Session
 ) -> Iterator[tuple[Interpreter, Interpreter]]:
-    """Returns two interpreters: one with the library on the slow source, the other without it on
-    the same files."""
+    """Returns two interpreters. One runs with the library on the slow source, the other runs
+    without the library on the same files."""
     with (
         Interpreter(offsets, source.mountpoint, session.env()) as with_it,
         Interpreter(offsets, source.backing, session.env(preload=False)) as without,

@@ -17,7 +17,8 @@
 
 #include "hold.h"
 
-#define OF_HOLD 10 /* descriptors that hold opens: two pipes and a filter for each thread */
+/* The number of descriptors that hold() opens: two pipes and a filter for each thread. */
+#define OF_HOLD 10
 
 static int fd, before, status = -1;
 static const char *call;

@@ -24,7 +24,7 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* a pipe: a byte once the listener exists, one at the end */
+    int done, into_done;    /* a pipe: gets a byte when the listener exists, and one at the end */
     int begins, into_begin; /* a pipe: gets a byte when the thread may begin */
 };
 

@@ -121,7 +121,8 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        assert process.wait() == [""]  # the pipe has ended, so no other process has it open
+        # The read gives no byte, so no other process has the pipe open for writing.
+        assert process.wait() == [""]
 
 
 THREADS = """

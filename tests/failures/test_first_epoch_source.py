@@ -183,7 +183,7 @@ CHANGES = [
 ]
 
 
-# Among these cases are each writer and each change, once.
+# These cases cover each writer and each change once.
 EACH = [
     ("the_library", "rewritten"),
     ("another_program", "truncated"),
@@ -288,7 +288,8 @@ def test_bandwidth_is_limited(
         start, before = time.monotonic(), source.counts()["bytes_read"]
         wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # In addition, each thread may have a read of 1 MiB under way that was allowed before `start`.
+    # Besides the limit, up to 5 MiB are allowed: each thread may have begun a read of 1 MiB before
+    # `start`.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 

@@ -189,7 +189,8 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
             switch.unlink()
             wait_until(lambda: not none_for_a_while(), what="reads from the copies")
         loop.end()
-    # A file that changes while the switch is off must not be read from its old copy later.
+    # The library is switched off, and a program changes a file. When the library is switched on
+    # again, the file must not be read from its old copy.
     switch.touch()
     changed = files.path("f00002")
     session.python("import sys; open(sys.argv[1], 'wb').write(b'new')", changed)

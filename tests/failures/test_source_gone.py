@@ -247,7 +247,7 @@ def test_a_whole_session_as_an_ordinary_user(
         subprocess.Popen(monarch("serve"), env=env, stdout=log, stderr=log) as daemon,
     ):
         try:
-            # Each status starts a process, so the test polls slowly.
+            # `status` starts a process each time, so the test polls slowly.
             wait_until(lambda: source_status().get("scanned"), what="the daemon's scan", every=0.3)
             reading = [python, *READ_ALL[1:], str(guarded.root)]
             expected = run(as_nobody(*reading))

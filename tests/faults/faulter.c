@@ -144,7 +144,7 @@ static const struct looked *looked_at(long number) {
     return NULL;
 }
 
-/* Returns how many bytes could be read. */
+/* Reads memory of another process. Returns how many bytes could be read. */
 static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
     struct iovec here = {to, n}, there = {(void *)(uintptr_t)at, n};
     ssize_t got = process_vm_readv(tid, &here, 1, &there, 1, 0);

@@ -131,8 +131,8 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins, and is no interrupt. The number of the first decision that is an interrupt
- * determines the share to which an order belongs. */
+ * thread begins, and is no interrupt. Each order belongs to the share of one process. The number of
+ * the order's first interrupt determines this share. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
@@ -164,7 +164,7 @@ static unsigned add_threads(int first, enum state state, int *options, unsigned 
     return n;
 }
 
-/* Puts the thread whose wait ends first at the front. */
+/* Puts the option of the thread whose wait ends first at the front of the `n` options. */
 static void put_earliest_first(int *options, unsigned n) {
     for (unsigned i = 1; i < n; i++)
         if (threads[options[i]].until_ns < threads[options[0]].until_ns) {
@@ -182,9 +182,9 @@ static int is_anybody_left(void) {
 }
 
 /* Returns the thread that makes the next step after a step of thread `from`; -1 if there is none.
- * from: -1 at the start of a run. The first option is thread `from`. If it waits, the first option
- * is the next thread that does not wait. If all threads wait, it is the thread whose wait ends
- * first. Any other option is an interrupt. */
+ * from: -1 at the start of a run. The first option is thread `from`. If thread `from` waits, the
+ * first option is the next thread that does not wait. If all threads wait, the first option is the
+ * thread whose wait ends first. Any other option is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;
@@ -213,8 +213,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. Adds to `held_ns` the time in which some thread could have gone
- * on: from now on if a thread is ready, and otherwise from the end of the first wait. */
+/* Advances the clock to `until_ns`. Adds to `held_ns` the time for which this holds up a thread
+ * that could have gone on. If a thread is ready, this time begins now. Otherwise, it begins at the
+ * end of the first wait. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

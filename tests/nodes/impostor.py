@@ -71,7 +71,8 @@ class Impostor:
                 self.seen["stolen"] += len(part)
 
     def _replay(self) -> None:
-        """Repeats, on another connection, what a member has sent."""
+        """Sends the recorded answer of a member once more, on a new connection to the living
+        daemon."""
         with socket.create_connection(self._live, timeout=LIMIT_S) as live:
             receive(live, HELLO)
             live.sendall((self._heard or b"") + self._request)

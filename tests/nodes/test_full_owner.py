@@ -18,7 +18,7 @@ from monarch_py.demo.slowsource import SlowSource
 NODES, FULL = 4, 1
 FILES, SIZE = 240, 48 << 10
 ROOM = FILES * (SIZE + 8192)
-# How many of the full node's own files still fit.
+# How many of the full node's own files still fit into its tier.
 LEFT = 10
 
 
@@ -49,7 +49,7 @@ def cluster(
 
 
 def fill_up(tier: Path) -> None:
-    """Fills the file system up to room for LEFT files."""
+    """Fills the file system, and leaves only room for LEFT files."""
     found = os.statvfs(tier)
     room_bytes = found.f_bavail * found.f_frsize - LEFT * (SIZE + 4096)
     (tier / "ballast").write_bytes(bytes(room_bytes))

@@ -1,5 +1,5 @@
-"""Data that a reader waits for comes first, also from other nodes; a node that cannot give a file
-says so at once."""
+"""A node first gives the data that a reader waits for, even if this reader is on another node. A
+node that cannot give a file says so at once."""
 
 from __future__ import annotations
 

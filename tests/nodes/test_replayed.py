@@ -67,7 +67,8 @@ def test_bytes_come_from_where_the_simulator_says(
     assert found.apart("source") == pytest.approx(0, abs=APART)
     assert found.apart("peers") == pytest.approx(0, abs=APART)
     if planned:
-        # Without a plan, with owners by hash, two thirds of the bytes would come from peers.
+        # Without the plan, a hash would choose the owner of each file, and two thirds of the bytes
+        # would come from peers.
         assert sum(epoch.peers for epoch in found.simulated) / found.bytes < 0.6
         return
     for real, simulated in zip(found.real, found.simulated, strict=True):

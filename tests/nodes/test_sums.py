@@ -1,5 +1,5 @@
-"""A node sends to other nodes the checksums of blocks that were recorded when its copy was
-filled."""
+"""A node records the checksums of a copy's blocks when it fills the copy. It sends these checksums
+to other nodes."""
 
 from __future__ import annotations
 

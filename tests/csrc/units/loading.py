@@ -53,7 +53,8 @@ def load() -> Any:
 
 
 class Made:
-    """A session in the memory of the test's process. Its segments have the types of the daemon."""
+    """A session in the memory of the test's process. Its segments are cffi pointers to the structs
+    of monarch_py.native."""
 
     def __init__(self, lib: Any) -> None:
         self.s = lib.new_session()

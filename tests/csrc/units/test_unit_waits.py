@@ -94,7 +94,7 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
     now = 1000 * SECOND
     assert lib.wait_owed(0, 50, now) == lib.wait_owed(now, 50, now) == 0
     assert lib.wait_owed(now + 50, 50, now) == 50
-    assert lib.wait_owed(now + 51, 50, now) == 0  # impossible, so it was written with another clock
+    assert lib.wait_owed(now + 51, 50, now) == 0  # impossible, so from another clock
     assert lib.wait_owe(now - 7, 20, 50, now) == now + 20
     assert lib.wait_owe(now + 10, 20, 50, now) == now + 30
     assert lib.wait_owe(now + 40, 20, 50, now) == now + 50
@@ -169,7 +169,7 @@ def test_the_last_wait_is_a_part_of_the_limit(lib: Any, waited: int, limit: int,
 
 
 def demands(session: Made) -> list[tuple[int, int]]:
-    """Returns the entries and units of all demands."""
+    """Returns (entry, unit) of each demand, in ascending order."""
     found = [int(d) for d in session.clients.demand if d]
     return sorted(((d >> 32 & 0x1FFFFFF) - 1, d >> 12 & 0xFFFFF) for d in found)
 
@@ -182,7 +182,7 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
     assert [int(bell.rings) for bell in session.clients.engine] == [1, 1]
     for _ in range(300):
         lib.wait_demand_first(session.s, ENTRY, 0)
-    assert len(demands(session)) > 200  # demands are lost only because no tried slot is free
+    assert len(demands(session)) > 200  # all slots that a demand tries are taken
     assert demands(session).count((ENTRY, 3)) == 1
 
 
